@@ -1,0 +1,59 @@
+"""Feed and Wiring: what reaches the drafter, and what the drafter does with it.
+
+A drafter that works in training and fails in serving is, nearly always, the same weights fed or wired differently.
+So both are values: `trained(checkpoint)` reads them off the trainer's config and tensors, `served(checkpoint, launch)`
+derives what this engine will do, and `diff` of the two is the static diagnosis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Rope:
+    theta: float = 10000.0
+    scaling: tuple[tuple[str, object], ...] = ()  # sorted items of the config's rope_scaling; () for none
+    layout: Literal["half", "interleaved"] = "half"
+    rotary_dim: int = 0  # 0: the whole head
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What reaches the drafter at a draft-extend. `depths` are in feed order: 0 embedding output, n after the last layer."""
+
+    depths: tuple[int, ...]
+    width: int
+    final_norm: bool = False  # the rows went through the target's final norm
+    dtype: str = "bfloat16"
+    basis: Literal["target", "unknown"] = "target"
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What the drafter does with its feed."""
+
+    fc: Literal["applied", "bypassed"] = "applied"
+    norm_before_fc: Literal["none", "whole", "per-chunk"] = "none"
+    residual: Literal["raw", "normed"] = "raw"
+    feedback: Literal["pre-norm", "post-norm"] = "pre-norm"
+    rope: Rope = Rope()
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    qk_norm: bool = False
+    attention_bias: bool = False
+    layers: int = 1
+    window: int | None = None
+    max_positions: int = 0
+    eps: float = 1e-5
+    embedding: Literal["own", "target"] = "target"
+    lm_head: Literal["own", "target", "tied", "initial"] = "own"
+    logits_width: int = 0  # logits are cut to this many columns
+    vocab_map: Literal["d2t", "identity", "dropped"] = "d2t"
+    token_shift: int = 1
+    step_offset: int = 0
+    tree_kv: Literal["branch", "parent"] = "branch"
+    dtype: str = "bfloat16"
+    unloaded: tuple[str, ...] = ()  # parameters (canonical names) that stay at their initial values
