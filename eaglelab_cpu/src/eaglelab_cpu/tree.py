@@ -72,17 +72,18 @@ def build_tree(
 
 
 def verify_greedy(
-    predicts, accept_index, accept_token_num, candidates, retrieve_index, retrieve_next_token,
-    retrieve_next_sibling, target_predict,
+    predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token,
+    retrive_next_sibling, target_predict,
 ) -> None:  # fmt: skip
     """Walk down each tree as long as a child holds the token that the target predicts at its parent.
 
-    candidates, target_predict, retrieve_* [requests, n]. Outputs, in the caller's buffers: accept_index
+    candidates, target_predict, retrive_* [requests, n]. Outputs, in the caller's buffers: accept_index
     [requests, longest] the accepted nodes, root first; accept_token_num [requests] correct drafts (no bonus);
     predicts [requests * n] the target's token at each accepted node, the bonus at the last.
     """
     longest = accept_index.shape[1]
-    rows = (candidates, target_predict, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    # the spelling `retrive` is the caller's, who names these arguments
+    rows = (candidates, target_predict, retrive_index, retrive_next_token, retrive_next_sibling)
     for request, (tokens, wanted, index, child, sibling) in enumerate(
         zip(*(t.tolist() for t in rows), strict=True)
     ):
