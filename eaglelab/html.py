@@ -1,0 +1,179 @@
+"""HTML pieces of a report: inline styles only, every colour explicit, readable with scripts and network off.
+
+Prompts, tokens and server facts are text that someone else wrote. All of it passes through `escape`, the one
+place where text becomes HTML: every piece is built from `element`, which escapes whatever is not `Html`
+already.
+"""
+
+from __future__ import annotations
+
+import html as _html
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# Okabe-Ito, with tints pale enough for dark text. Colour never stands alone: a mark and a word go with it.
+INK, MUTED, RULE, PAPER = "#1a1a1a", "#555555", "#d0d0d0", "#ffffff"
+BLUE, ORANGE, VERMILLION, GREY = "#0072B2", "#E69F00", "#D55E00", "#767676"
+TINT = {BLUE: "#e3f0f8", ORANGE: "#fdf3dc", VERMILLION: "#fbe9df", GREY: "#f1f1f1"}
+LOOK = {  # outcome or verdict -> (mark, colour)
+    "healthy": ("✓", BLUE),
+    "passed": ("✓", BLUE),
+    "broken": ("✗", VERMILLION),
+    "failed": ("✗", VERMILLION),
+    "errored": ("!", ORANGE),
+    "inconclusive": ("?", ORANGE),
+    "skipped": ("–", GREY),
+}
+_FONT = "font-family:'DejaVu Sans',system-ui,sans-serif;font-size:14px;line-height:1.45"
+_MONO = "font-family:'DejaVu Sans Mono',ui-monospace,monospace;font-size:13px"
+
+
+class Html(str):
+    """Text that is HTML already. A notebook shows it as such."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+
+def printable(text: object) -> str:
+    """`text` in characters that cannot hide, reorder or break their surroundings, and can be written as
+    UTF-8.
+
+    NUL and other control characters, lone surrogates and format characters (bidi overrides, zero-width)
+    become `⟨U+202E⟩` and the like; newline and tab stay.
+    """
+    return "".join(
+        f"⟨U+{ord(c):04X}⟩" if c not in "\n\t" and unicodedata.category(c) in _HIDDEN else c
+        for c in str(text)
+    )
+
+
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def escape(value: object) -> Html:
+    """The one place where text becomes HTML. `Html` passes unchanged; None is an en dash."""
+    if isinstance(value, Html):
+        return value
+    return Html(_html.escape(printable("–" if value is None else value), quote=True))
+
+
+def element(tag: str, *content: object, style: str = "", title: object = None) -> Html:
+    """`<tag style title>content</tag>`, each piece of content escaped unless it is `Html`."""
+    attributes = (f' style="{style}"' if style else "") + (
+        f' title="{escape(title)}"' if title is not None else ""
+    )
+    return Html(f"<{tag}{attributes}>{''.join(escape(c) for c in content)}</{tag}>")
+
+
+def lines(items: Iterable[object]) -> Html:
+    """Items below one another."""
+    return Html("<br>".join(escape(item) for item in items))
+
+
+def table(header: Sequence[object], rows: Iterable[Sequence[object]], caption: object = None) -> Html:
+    """A plain table. Numbers stand right."""
+    cell = (
+        f"padding:4px 10px;border-bottom:1px solid {RULE};vertical-align:top;color:{INK};background:{PAPER};"
+    )
+    head = [element("th", h, style=cell + "text-align:left;font-weight:bold") for h in header]
+    body = [
+        element("tr", *(element("td", _number(v), style=cell + f"text-align:{_side(v)}") for v in row))
+        for row in rows
+    ]
+    parts = [
+        element("caption", caption, style=f"text-align:left;padding:4px 0;color:{INK};background:{PAPER}")
+    ]
+    content = (parts if caption else []) + [element("tr", *head), *body]
+    return panel(element("table", *content, style=f"border-collapse:collapse;{_FONT}"))
+
+
+def panel(*content: object) -> Html:
+    """White ground and dark ink, whatever the theme around it; wide content scrolls inside."""
+    style = f"background:{PAPER};color:{INK};padding:6px 8px;overflow-x:auto;{_FONT}"
+    return element("div", *content, style=style)
+
+
+def _number(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def _side(value: object) -> str:
+    return "right" if isinstance(value, (int, float)) and not isinstance(value, bool) else "left"
+
+
+def outcome(word: str) -> Html:
+    """An outcome or a verdict with its mark and colour."""
+    mark, colour = LOOK[word]
+    style = f"color:{INK};background:{TINT[colour]};border-left:5px solid {colour}"
+    return element("span", f"{mark} {word}", style=style + ";padding:1px 8px;white-space:nowrap")
+
+
+def verdict_box(verdict: str, fault: str | None, headline: str, details: Iterable[object] = ()) -> Html:
+    """The first thing on the page: the verdict, the fault, one sentence, then what to do."""
+    mark, colour = LOOK[verdict]
+    title = element(
+        "div", f"{mark} {verdict}" + (f": {fault}" if fault else ""), style="font-size:22px;font-weight:bold"
+    )
+    body = [element("div", line, style="margin-top:6px") for line in (headline, *details)]
+    style = f"background:{TINT[colour]};color:{INK};border-left:10px solid {colour};padding:12px 16px;{_FONT}"
+    return element("div", title, *body, style=style)
+
+
+def code(text: object) -> Html:
+    """A command or a flag, to copy."""
+    style = f"color:{INK};background:{TINT[GREY]};padding:1px 5px;white-space:pre-wrap;{_MONO}"
+    return element("code", text, style=style)
+
+
+def findings_table(findings: Iterable[Any]) -> Html:
+    """Findings (records.Finding), failed first."""
+    order = ("failed", "errored", "skipped", "passed")
+    rows = [
+        (outcome(f.verdict), lines((element("b", f.title), code(f.fault))), f.rung, lines(f.evidence), f.fix,
+         f.predicted_accept_length)
+        for f in sorted(findings, key=lambda f: order.index(f.verdict))
+    ]  # fmt: skip
+    header = ("outcome", "finding", "rung", "evidence", "fix", "predicted accept length")
+    return table(
+        header, rows, f"{len(rows)} findings; accept length = tokens committed per verify, bonus included"
+    )
+
+
+def wiring_table(differences: Iterable[Any]) -> Html:
+    """Differences (wiring.Difference) between what was trained and what is served; those that count first."""
+    rows = [
+        (
+            d.field,
+            d.trained,
+            d.served if d.inert else element("b", d.served),
+            d.inert and "inert" or "counts",
+            d.why,
+        )
+        for d in sorted(differences, key=lambda d: d.inert)
+    ]
+    if not rows:
+        return panel("Trained and served do the same with this checkpoint: no field differs.")
+    return table(
+        ("field", "trained", "served", "effect", "why"),
+        rows,
+        "inert = the tensors prove that it changes nothing",
+    )
+
+
+def facts_table(facts: Mapping[str, Any], caption: str | None = None) -> Html:
+    """Nested facts, one line a leaf, dotted names."""
+    return table(("what", "value"), list(_leaves(facts)), caption)
+
+
+def _leaves(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, (list, tuple)):
+            yield prefix + str(name), ", ".join(map(str, value)) or None
+        else:
+            yield prefix + str(name), str(value) if isinstance(value, (int, float)) else value
