@@ -1,0 +1,260 @@
+"""Checkpoints: a drafter of any known dialect, and the three tensors of its target, opened lazily.
+
+Names are canonical from here on (`fc.weight`, `layers.0.self_attn.q_proj.weight`, `d2t`, ...); the file's own names stay
+in `TensorInfo.name_in_file`. Opening reads headers and config only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eaglelab.dialects import Dialect, Settings, default_depths, field, recognise
+from eaglelab.errors import BadInput
+from eaglelab.launch import Target
+from eaglelab.tensorfile import TensorInfo, read_folder, read_json, to_float32
+
+BLOCK = 1 << 24  # numbers per step of `statistics`
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A drafter. `tensors` by canonical name; `unknown`: tensors by the name in the file that no dialect knows."""
+
+    path: Path
+    spelling: Dialect
+    config: dict[str, Any]  # as in the file
+    settings: Settings  # the same, in one vocabulary
+    tensors: dict[str, TensorInfo]
+    unknown: tuple[str, ...]
+    file_names: tuple[str, ...]  # every tensor, in the order an engine's loader meets them
+
+    @property
+    def dialect(self) -> str:
+        return self.spelling.name
+
+    @property
+    def hidden_size(self) -> int:
+        return self.settings.hidden_size
+
+    @property
+    def target_hidden_size(self) -> int:
+        return self.settings.target_hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.settings.vocab_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.settings.draft_vocab_size
+
+    @property
+    def aux_layer_ids(self) -> tuple[int, ...] | None:
+        """Layer ids as the config writes them; None if it has none."""
+        return self.settings.ids
+
+    @property
+    def feature_count(self) -> int:
+        """k: how many of the target's hidden states stand side by side in a row that `fc` takes."""
+        if "fc.weight" in self.tensors:
+            return self.tensors["fc.weight"].shape[1] // self.target_hidden_size
+        return len(self.aux_layer_ids or (0, 0, 0))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths that the trainer meant, in feed order, as far as the config alone tells; else ()."""
+        return self.depths_in(None)
+
+    def depths_in(self, target: Target | None) -> tuple[int, ...]:
+        """The same for a known target: its architecture can change what an id means, and its layers give the default."""
+        if self.aux_layer_ids:
+            architecture, layers = (target.architecture, target.num_layers) if target else (None, None)
+            return self.spelling.to_depth(self.aux_layer_ids, architecture, layers)
+        return default_depths(target.architecture, target.num_layers) if target else ()
+
+    def load(self, name: str, dtype: object = None):
+        """One tensor as torch, read now; cast to `dtype` if given. BadInput if this drafter has no such tensor."""
+        if name not in self.tensors:
+            raise BadInput(f"{self.path}: has no tensor {name!r}")
+        return self.tensors[name].torch(dtype)
+
+    @cached_property
+    def d2t(self) -> np.ndarray | None:
+        """Offsets [draft_vocab_size]: target id = draft id + d2t[draft id]. None if the file has no map."""
+        return self.tensors["d2t"].array().astype(np.int64) if "d2t" in self.tensors else None
+
+    def check_target(self, target: Target) -> None:
+        """BadInput if this drafter cannot belong to that target: another width, or another vocabulary."""
+        for key, mine, theirs in (
+            ("hidden_size", self.target_hidden_size, target.hidden_size),
+            ("vocab_size", self.vocab_size, target.vocab_size),
+        ):
+            if mine != theirs:
+                raise BadInput(
+                    f"{self.path}/config.json: field {key!r}: the drafter was trained for a target of {mine:,}, "
+                    f"this target ({target.architecture}) has {theirs:,}; it is a drafter for another target"
+                )
+
+
+@dataclass(frozen=True)
+class TargetModel:
+    """A target's facts and, where its files hold them, the three tensors that a drafter shares or needs."""
+
+    path: Path
+    facts: Target
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]  # embed_tokens.weight, norm.weight, lm_head.weight
+
+    def load(self, name: str, dtype: object = None):
+        """`embed_tokens.weight` [vocab, hidden], `norm.weight` [hidden] or `lm_head.weight` [vocab, hidden]."""
+        if name not in self.tensors:
+            raise BadInput(f"{self.path}: target tensor {name!r} is not here; give the target's own folder")
+        return self.tensors[name].torch(dtype)
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a drafter's folder. BadInput names file and field when it is damaged, incomplete or of no known dialect."""
+    path = Path(path)
+    if not path.is_dir():
+        raise BadInput(
+            f"{path}: not a folder; give the folder with the drafter's config.json and safetensors"
+        )
+    config = read_json(path / "config.json")
+    return assemble(path, config, read_folder(path))
+
+
+def assemble(path: Path, config: dict[str, Any], by_file_name: dict[str, TensorInfo]) -> Checkpoint:
+    """A checkpoint from its config and its tensors by the names in the file (also used for one not yet written)."""
+    where = str(path / "config.json")
+    dialect = recognise(config, by_file_name, where)
+    tensors: dict[str, TensorInfo] = {}
+    unknown = []
+    for name, info in by_file_name.items():
+        canonical = dialect.canonical(name)
+        if canonical is None:
+            unknown.append(name)
+        elif canonical in tensors:
+            raise BadInput(
+                f"{path}: {name!r} and {tensors[canonical].name_in_file!r} are both {canonical}; remove one"
+            )
+        else:
+            tensors[canonical] = info
+    settings = dialect.read(config, where)
+    _check_shapes(path, settings, tensors)
+    return Checkpoint(path, dialect, config, settings, tensors, tuple(unknown), tuple(by_file_name))
+
+
+def _check_shapes(path: Path, s: Settings, tensors: dict[str, TensorInfo]) -> None:
+    """The config's sizes against the tensors: a wrong field is named here, not by an engine's stack trace."""
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    sizes: list[tuple[str, int, int, str]] = [
+        ("fc.weight", 0, s.hidden_size, "hidden_size"),
+        ("norm.weight", 0, s.hidden_size, "hidden_size"),
+        ("embed_tokens.weight", 0, s.vocab_size, "vocab_size"),
+        ("lm_head.weight", 1, s.hidden_size, "hidden_size"),
+        ("d2t", 0, s.draft_vocab_size, "draft_vocab_size"),
+        ("t2d", 0, s.vocab_size, "vocab_size"),
+        ("layers.0.self_attn.q_proj.weight", 0, q, "num_attention_heads x head_dim"),
+        ("layers.0.self_attn.k_proj.weight", 0, kv, "num_key_value_heads x head_dim"),
+        ("layers.0.self_attn.q_proj.weight", 1, 2 * s.hidden_size, "2 x hidden_size"),
+        ("layers.0.mlp.gate_proj.weight", 0, s.intermediate_size, "intermediate_size"),
+    ]
+    if not s.tied:
+        sizes.append(("lm_head.weight", 0, s.draft_vocab_size, "draft_vocab_size"))
+    for name, dimension, expected, fields in sizes:
+        if name in tensors and (
+            len(tensors[name].shape) <= dimension or tensors[name].shape[dimension] != expected
+        ):
+            raise BadInput(
+                f"{path}/config.json: field {fields!r} gives {expected:,}, but tensor "
+                f"{tensors[name].name_in_file!r} has shape {list(tensors[name].shape)}; correct the config"
+            )
+    if (fc := tensors.get("fc.weight")) and (len(fc.shape) != 2 or fc.shape[1] % (s.target_hidden_size or 1)):
+        raise BadInput(
+            f"{path}: fc.weight has shape {list(fc.shape)}: its input is no multiple of the target's hidden size "
+            f"{s.target_hidden_size:,} (field 'target_hidden_size', else 'hidden_size')"
+        )
+
+
+TARGET_NAMES = {
+    "embed_tokens.weight": ("embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight"),
+    "norm.weight": ("norm.weight", "final_layernorm.weight"),
+    "lm_head.weight": ("lm_head.weight", "output.weight"),
+}
+PREFIXES = ("", "model.", "language_model.model.", "model.language_model.", "language_model.")
+
+
+def open_target(path: str | Path) -> TargetModel:
+    """Open a target: its folder, a folder with `target.safetensors` and `config.json`, or a config.json alone (facts only).
+
+    A tied target's head is its embedding. Multimodal configs are read through `text_config`.
+    """
+    path = Path(path)
+    if path.is_file():
+        config, folder = read_json(path), None
+    elif path.is_dir():
+        config, folder = read_json(path / "config.json"), path
+    else:
+        raise BadInput(f"{path}: not a file or folder; give the target's folder or its config.json")
+    facts = target_facts(config, str(path if folder is None else path / "config.json"))
+    tensors: dict[str, TensorInfo] = {}
+    if folder is not None and any(folder.glob("*.safetensors")):
+        stored = read_folder(folder, ("target.safetensors", "model.safetensors"))
+        for canonical, spellings in TARGET_NAMES.items():
+            names = (prefix + name for prefix in PREFIXES for name in spellings)
+            if found := next((n for n in names if n in stored), None):
+                tensors[canonical] = stored[found]
+        text = config.get("text_config") or config
+        if (
+            text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+            and "embed_tokens.weight" in tensors
+        ):
+            tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+        for name in set(tensors) & {"embed_tokens.weight", "lm_head.weight"}:
+            if tensors[name].shape != (facts.vocab_size, facts.hidden_size):
+                raise BadInput(f"{path}: target tensor {tensors[name].name_in_file!r} has shape "
+                               f"{list(tensors[name].shape)}, its config says {facts.vocab_size} x {facts.hidden_size}")  # fmt: skip
+    return TargetModel(path, facts, config, tensors)
+
+
+def target_facts(config: dict[str, Any], where: str) -> Target:
+    """The facts of a target's config that decide how its drafter is served."""
+    listed = field(config, "architectures", list, where)
+    text = field(config, "text_config", dict, where, None) or config
+    dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    return Target(
+        architecture=str(listed[0]) if listed else "",
+        hidden_size=field(text, "hidden_size", int, where),
+        num_layers=field(text, "num_hidden_layers", int, where),
+        vocab_size=field(text, "vocab_size", int, where),
+        dtype=str(dtype or "float32").removeprefix("torch."),
+    )
+
+
+def statistics(info: TensorInfo) -> dict[str, float]:
+    """Mean, standard deviation, largest magnitude, share of zeros and count of non-finite numbers of one tensor.
+
+    One pass in blocks, float64 accumulators; constant memory beside the tensor itself. Non-finite numbers are counted
+    and left out of the rest.
+    """
+    flat = info.array().reshape(-1)
+    total = squares = largest = 0.0
+    zeros = bad = 0
+    for start in range(0, flat.size, BLOCK):
+        block = to_float32(flat[start : start + BLOCK], info.dtype).astype(np.float64)
+        finite = block[np.isfinite(block)]
+        bad += block.size - finite.size
+        zeros += int((finite == 0).sum())
+        total += float(finite.sum())
+        squares += float((finite * finite).sum())
+        largest = max(largest, float(np.abs(finite).max(initial=0.0)))
+    good = max(flat.size - bad, 1)
+    mean = total / good
+    std = math.sqrt(max(squares / good - mean * mean, 0.0))
+    return {"mean": mean, "std": std, "absmax": largest, "zeros": zeros / max(flat.size, 1), "nonfinite": bad}
