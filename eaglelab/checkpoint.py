@@ -1,12 +1,11 @@
 """Checkpoints: a drafter of any known dialect, and the three tensors of its target, opened lazily.
 
-Names are canonical from here on (`fc.weight`, `layers.0.self_attn.q_proj.weight`, `d2t`, ...); the file's own names stay
-in `TensorInfo.name_in_file`. Opening reads headers and config only.
+Names are canonical from here on (`fc.weight`, `layers.0.self_attn.q_proj.weight`, `d2t`, ...); the file's own
+names stay in `TensorInfo.name_in_file`. Opening reads headers and config only.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +16,12 @@ import numpy as np
 from eaglelab.dialects import Dialect, Settings, default_depths, field, recognise
 from eaglelab.errors import BadInput
 from eaglelab.launch import Target
-from eaglelab.tensorfile import TensorInfo, read_folder, read_json, to_float32
-
-BLOCK = 1 << 24  # numbers per step of `statistics`
+from eaglelab.tensorfile import TensorInfo, read_folder, read_json
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A drafter. `tensors` by canonical name; `unknown`: tensors by the name in the file that no dialect knows."""
+    """A drafter. `tensors` by canonical name; `unknown`: names in the file that its dialect does not know."""
 
     path: Path
     spelling: Dialect
@@ -72,14 +69,17 @@ class Checkpoint:
         return self.depths_in(None)
 
     def depths_in(self, target: Target | None) -> tuple[int, ...]:
-        """The same for a known target: its architecture can change what an id means, and its layers give the default."""
+        """The same for a known target: its architecture can change what ids mean, its layers the default."""
         if self.aux_layer_ids:
             architecture, layers = (target.architecture, target.num_layers) if target else (None, None)
             return self.spelling.to_depth(self.aux_layer_ids, architecture, layers)
         return default_depths(target.architecture, target.num_layers) if target else ()
 
     def load(self, name: str, dtype: object = None):
-        """One tensor as torch, read now; cast to `dtype` if given. BadInput if this drafter has no such tensor."""
+        """One tensor as torch, read now; cast to `dtype` if given.
+
+        BadInput if this drafter has no such tensor.
+        """
         if name not in self.tensors:
             raise BadInput(f"{self.path}: has no tensor {name!r}")
         return self.tensors[name].torch(dtype)
@@ -97,7 +97,8 @@ class Checkpoint:
         ):
             if mine != theirs:
                 raise BadInput(
-                    f"{self.path}/config.json: field {key!r}: the drafter was trained for a target of {mine:,}, "
+                    f"{self.path}/config.json: field {key!r}: the drafter was trained for a target of "
+                    f"{mine:,}, "
                     f"this target ({target.architecture}) has {theirs:,}; it is a drafter for another target"
                 )
 
@@ -112,14 +113,17 @@ class TargetModel:
     tensors: dict[str, TensorInfo]  # embed_tokens.weight, norm.weight, lm_head.weight
 
     def load(self, name: str, dtype: object = None):
-        """`embed_tokens.weight` [vocab, hidden], `norm.weight` [hidden] or `lm_head.weight` [vocab, hidden]."""
+        """`embed_tokens.weight` and `lm_head.weight` [vocab, hidden], `norm.weight` [hidden]."""
         if name not in self.tensors:
             raise BadInput(f"{self.path}: target tensor {name!r} is not here; give the target's own folder")
         return self.tensors[name].torch(dtype)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a drafter's folder. BadInput names file and field when it is damaged, incomplete or of no known dialect."""
+    """Open a drafter's folder.
+
+    BadInput names file and field when it is damaged, incomplete or of no known dialect.
+    """
     path = Path(path)
     if not path.is_dir():
         raise BadInput(
@@ -130,7 +134,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def assemble(path: Path, config: dict[str, Any], by_file_name: dict[str, TensorInfo]) -> Checkpoint:
-    """A checkpoint from its config and its tensors by the names in the file (also used for one not yet written)."""
+    """A checkpoint from its config and its tensors by the names in the file."""
     where = str(path / "config.json")
     dialect = recognise(config, by_file_name, where)
     tensors: dict[str, TensorInfo] = {}
@@ -177,7 +181,8 @@ def _check_shapes(path: Path, s: Settings, tensors: dict[str, TensorInfo]) -> No
             )
     if (fc := tensors.get("fc.weight")) and (len(fc.shape) != 2 or fc.shape[1] % (s.target_hidden_size or 1)):
         raise BadInput(
-            f"{path}: fc.weight has shape {list(fc.shape)}: its input is no multiple of the target's hidden size "
+            f"{path}: fc.weight has shape {list(fc.shape)}: its input is no multiple of the target's hidden "
+            "size "
             f"{s.target_hidden_size:,} (field 'target_hidden_size', else 'hidden_size')"
         )
 
@@ -191,9 +196,10 @@ PREFIXES = ("", "model.", "language_model.model.", "model.language_model.", "lan
 
 
 def open_target(path: str | Path) -> TargetModel:
-    """Open a target: its folder, a folder with `target.safetensors` and `config.json`, or a config.json alone (facts only).
+    """Open a target: its folder, one with `target.safetensors` and `config.json`, or a config.json alone.
 
-    A tied target's head is its embedding. Multimodal configs are read through `text_config`.
+    A config alone gives facts and no tensors. A tied target's head is its embedding. Multimodal configs are
+    read through `text_config`.
     """
     path = Path(path)
     if path.is_file():
@@ -218,8 +224,11 @@ def open_target(path: str | Path) -> TargetModel:
             tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
         for name in set(tensors) & {"embed_tokens.weight", "lm_head.weight"}:
             if tensors[name].shape != (facts.vocab_size, facts.hidden_size):
-                raise BadInput(f"{path}: target tensor {tensors[name].name_in_file!r} has shape "
-                               f"{list(tensors[name].shape)}, its config says {facts.vocab_size} x {facts.hidden_size}")  # fmt: skip
+                raise BadInput(
+                    f"{path}: target tensor {tensors[name].name_in_file!r}: shape "
+                    f"{list(tensors[name].shape)}, "
+                    f"its config says {facts.vocab_size} x {facts.hidden_size}"
+                )
     return TargetModel(path, facts, config, tensors)
 
 
@@ -235,26 +244,3 @@ def target_facts(config: dict[str, Any], where: str) -> Target:
         vocab_size=field(text, "vocab_size", int, where),
         dtype=str(dtype or "float32").removeprefix("torch."),
     )
-
-
-def statistics(info: TensorInfo) -> dict[str, float]:
-    """Mean, standard deviation, largest magnitude, share of zeros and count of non-finite numbers of one tensor.
-
-    One pass in blocks, float64 accumulators; constant memory beside the tensor itself. Non-finite numbers are counted
-    and left out of the rest.
-    """
-    flat = info.array().reshape(-1)
-    total = squares = largest = 0.0
-    zeros = bad = 0
-    for start in range(0, flat.size, BLOCK):
-        block = to_float32(flat[start : start + BLOCK], info.dtype).astype(np.float64)
-        finite = block[np.isfinite(block)]
-        bad += block.size - finite.size
-        zeros += int((finite == 0).sum())
-        total += float(finite.sum())
-        squares += float((finite * finite).sum())
-        largest = max(largest, float(np.abs(finite).max(initial=0.0)))
-    good = max(flat.size - bad, 1)
-    mean = total / good
-    std = math.sqrt(max(squares / good - mean * mean, 0.0))
-    return {"mean": mean, "std": std, "absmax": largest, "zeros": zeros / max(flat.size, 1), "nonfinite": bad}

@@ -1,8 +1,9 @@
-"""Dialects: how each trainer or engine spells an EAGLE-3 drafter, translated to one set of names and settings.
+"""Dialects: how each trainer or engine spells a drafter, translated to one set of names and settings.
 
-A dialect is a row of `DIALECTS`: how to recognise it, how its tensor names become canonical ones, how its config is
-read, and what its layer ids mean. Adding a dialect adds a row and, if its config is nested elsewhere, a reader.
-Sources: speculators 0.9.0 models/eagle3, sglang 0.5.23 models/llama_eagle3.py and set_eagle3_layers_to_capture.
+A dialect is a row of `DIALECTS`: how to recognise it, how its tensor names become canonical ones, how its
+config is read, and what its layer ids mean. Adding a dialect adds a row and, if its config is nested
+elsewhere, a reader. Sources: speculators 0.9.0 models/eagle3, sglang 0.5.23 models/llama_eagle3.py and
+set_eagle3_layers_to_capture.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from eaglelab.errors import BadInput
 from eaglelab.wiring import Rope
 
-# The defaults that transformers fills in for keys a config leaves out (LlamaConfig, Qwen3Config of transformers 5).
+# The defaults that transformers fills in for keys a config leaves out (LlamaConfig, Qwen3Config of
+# transformers 5).
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 2048},
     "qwen3": {
@@ -25,7 +27,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
-_SHARED = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-6}
+_SHARED: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-6,
+}
 
 CANONICAL = re.compile(
     r"(embed_tokens|fc|input_norm|fc_norm\.\d+|norm|lm_head)\.weight|fc\.bias|d2t|t2d"
@@ -37,7 +44,10 @@ CANONICAL = re.compile(
 
 @dataclass(frozen=True)
 class Settings:
-    """A drafter's config in one vocabulary, as its trainer meant it. `ids` are as written; None where not said."""
+    """A drafter's config in one vocabulary, as its trainer meant it.
+
+    `ids` are as written; None where not said.
+    """
 
     hidden_size: int
     target_hidden_size: int
@@ -66,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Dialect:
-    """One spelling. `to_depth(ids, architecture, num_layers)` gives the depths that the trainer meant by its ids."""
+    """One spelling. `to_depth(ids, architecture, num_layers)`: the depths that the trainer meant."""
 
     name: str
     architectures: tuple[str, ...]
@@ -82,7 +92,10 @@ class Dialect:
 
 
 def field(config: dict, key: str, kind: type | tuple[type, ...], where: str, default: Any = ...) -> Any:
-    """One value of a config. BadInput names file and field when it is missing (and has no default) or of another type."""
+    """One value of a config.
+
+    BadInput names file and field when it is missing (and has no default) or of another type.
+    """
     value = config.get(key)
     if value is None:
         if default is ...:
@@ -91,13 +104,13 @@ def field(config: dict, key: str, kind: type | tuple[type, ...], where: str, def
     wrong_bool = isinstance(value, bool) and kind in (int, float, (int, float))
     if wrong_bool or not isinstance(value, kind):
         raise BadInput(f"{where}: field {key!r} is {value!r}, which is not of the right type")
-    if kind is int and value < 0:
+    if isinstance(value, int) and value < 0:
         raise BadInput(f"{where}: field {key!r} is {value!r}, which is negative")
     return value
 
 
 def read_rope(config: dict, where: str) -> Rope:
-    """Rope as transformers 5 and SGLang read it: `rope_parameters` before `rope_scaling`, theta inside before outside."""
+    """Rope as transformers 5 and SGLang read it: `rope_parameters` before `rope_scaling`."""
     inner = field(config, "rope_parameters", dict, where, None) or field(
         config, "rope_scaling", dict, where, None
     )
@@ -129,7 +142,10 @@ def read_ids(config: dict, where: str) -> tuple[int, ...] | None:
 
 
 def transformer_settings(config: dict, where: str, strict: bool) -> dict[str, Any]:
-    """The keys that every dialect spells as transformers does. `strict`: shapes may not be left to defaults."""
+    """The keys that every dialect spells as transformers does.
+
+    `strict`: shapes may not be left to defaults.
+    """
     known = _SHARED | DEFAULTS["qwen3" if config.get("model_type") == "qwen3" else "llama"]
 
     def number(key: str) -> int:
@@ -201,7 +217,7 @@ def _read_sglang(config: dict, where: str) -> Settings:
 
 
 def sglang_depths(ids: tuple[int, ...], architecture: str | None, num_layers: int | None) -> tuple[int, ...]:
-    """Depths that SGLang 0.5.23 captures for these ids, in the order of the ids (`set_eagle3_layers_to_capture`).
+    """Depths that SGLang 0.5.23 captures for these ids, in their order (`set_eagle3_layers_to_capture`).
 
     SGLang captures before layer i, which is depth i. Most architectures add 1 to an id first; deepseek_v2 and
     glm4_moe_lite only if the first id is 1; gpt_oss unless the largest id is the number of layers.
@@ -215,13 +231,15 @@ def sglang_depths(ids: tuple[int, ...], architecture: str | None, num_layers: in
 
 
 def sglang_ids(depths: tuple[int, ...], architecture: str | None, num_layers: int | None) -> tuple[int, ...]:
-    """The ids to write so that SGLang captures these depths: the inverse of `sglang_depths`.
+    """Ids that make SGLang capture these depths: the inverse of `sglang_depths`.
 
     BadInput if no list of ids gives them on this architecture.
     """
-    for plus in (1, 0):
-        ids = tuple(d - plus for d in depths)
-        if min(ids, default=0) >= 0 and sglang_depths(ids, architecture, num_layers) == depths:
+    plain = tuple(depths)
+    # Reversed, the first id is not the 1 that deepseek_v2 asks about; rows come by ascending depth in any
+    # case.
+    for ids in (tuple(d - 1 for d in plain), plain, plain[::-1]):
+        if sorted(sglang_depths(ids, architecture, num_layers)) == sorted(plain):
             return ids
     raise BadInput(f"no layer ids make SGLang capture depths {list(depths)} on {architecture}")
 
@@ -264,14 +282,18 @@ DIALECTS = (
 
 
 def recognise(config: dict, names: Iterable[str], where: str) -> Dialect:
-    """The dialect of a drafter, by its config. BadInput asks a clear question when it is none that is known."""
+    """The dialect of a drafter, by its config.
+
+    BadInput asks a clear question when it is none that is known.
+    """
     listed = field(config, "architectures", list, where, [])
     for dialect in DIALECTS:
         if set(listed) & set(dialect.architectures):
             return dialect
     if "speculators_model_type" in config:
         raise BadInput(
-            f"{where}: field 'speculators_model_type' is {config['speculators_model_type']!r}, architectures {listed}: "
+            f"{where}: field 'speculators_model_type' is {config['speculators_model_type']!r}, architectures "
+            f"{listed}: "
             "not an EAGLE-3 drafter of speculators; is this the right folder?"
         )
     known = "; ".join(f"{d.name}: {', '.join(d.architectures)}" for d in DIALECTS)

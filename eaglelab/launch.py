@@ -1,7 +1,8 @@
 """Launch: how a server was started, as a value.
 
-`Launch.parse` reads a command line, `Launch.from_server` what a running server says of itself. Both apply what SGLang
-0.5.23 does to flags that are left out or do not agree (arg_groups/speculative_hook.py), so a Launch is always resolved.
+`Launch.parse` reads a command line, `Launch.from_server` what a running server says of itself. Both apply
+what SGLang 0.5.23 does to flags that are left out or do not agree (arg_groups/speculative_hook.py), so a
+Launch is always resolved.
 """
 
 from __future__ import annotations
@@ -26,34 +27,45 @@ class Target:
     dtype: str = "bfloat16"
 
 
-# field -> (the flag that `command` prints, its aliases and shortest unambiguous abbreviations, which argparse takes too)
-FLAGS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "algorithm": ("--speculative-algorithm", (("--speculative-al", "--speculative-algorithm"),)),
-    "steps": ("--speculative-num-steps", (("--speculative-num-s", "--speculative-num-steps"),)),
-    "topk": ("--speculative-eagle-topk", (("--speculative-ea", "--speculative-eagle-topk"),)),
-    "draft_tokens": ("--speculative-num-draft-tokens", (("--speculative-num-d", "--speculative-num-draft-tokens"),)),
+# field -> the flag that `command` prints, and its spellings, each with the shortest abbreviation of it that
+# argparse takes (no other flag of 0.5.23 begins so)
+FLAGS: dict[str, tuple[str, dict[str, str]]] = {
+    "algorithm": ("--speculative-algorithm", {"--speculative-algorithm": "--speculative-al"}),
+    "steps": ("--speculative-num-steps", {"--speculative-num-steps": "--speculative-num-s"}),
+    "topk": ("--speculative-eagle-topk", {"--speculative-eagle-topk": "--speculative-ea"}),
+    "draft_tokens": (
+        "--speculative-num-draft-tokens",
+        {"--speculative-num-draft-tokens": "--speculative-num-d"},
+    ),
     "draft_path": (
         "--speculative-draft-model-path",
-        (
-            ("--speculative-draft-model-p", "--speculative-draft-model-path"),
-            ("--speculative-draft-model", "--speculative-draft-model"),
-        ),
+        {
+            "--speculative-draft-model-path": "--speculative-draft-model-p",
+            "--speculative-draft-model": "--speculative-draft-model",
+        },
     ),
-    "draft_window": ("--speculative-draft-window-size", (("--speculative-draft-w", "--speculative-draft-window-size"),)),
-    "target_path": ("--model-path", (("--model-pa", "--model-path"), ("--model", "--model"))),
-    "tp_size": ("--tp-size", (("--tp", "--tp-size"), ("--tensor", "--tensor-parallel-size"))),
-    "dtype": ("--dtype", (("--dt", "--dtype"),)),
-}  # fmt: skip
+    "draft_window": (
+        "--speculative-draft-window-size",
+        {"--speculative-draft-window-size": "--speculative-draft-w"},
+    ),
+    "target_path": ("--model-path", {"--model-path": "--model-pa", "--model": "--model"}),
+    "tp_size": ("--tp-size", {"--tp-size": "--tp", "--tensor-parallel-size": "--tensor"}),
+    "dtype": ("--dtype", {"--dtype": "--dt"}),
+}
 NUMBERS = {"steps", "topk", "draft_tokens", "draft_window", "tp_size"}
 SECRET = re.compile(r"api-?key|password|secret|credential|(auth|access|hf)-token", re.I)
-# What a server's facts may carry into `flags`: settings that change how a drafter is fed or run, and nothing else.
+# What a server's facts may carry into `flags`: settings that change how a drafter is fed or run, and nothing
+# else.
 SERVER_FIELDS = (
     "quantization", "speculative_draft_model_quantization", "speculative_draft_load_format", "load_format",
-    "speculative_token_map", "speculative_attention_mode", "speculative_draft_attention_backend", "attention_backend",
+    "speculative_token_map", "speculative_attention_mode", "speculative_draft_attention_backend",
+    "attention_backend",
     "prefill_attention_backend", "decode_attention_backend", "speculative_accept_threshold_single",
     "speculative_accept_threshold_acc", "speculative_use_rejection_sampling", "speculative_adaptive",
-    "enable_multi_layer_eagle", "kv_cache_dtype", "dp_size", "enable_dp_attention", "enable_dp_lm_head", "pp_size",
-    "disable_cuda_graph", "cuda_graph_backend_prefill", "disable_radix_cache", "chunked_prefill_size", "page_size",
+    "enable_multi_layer_eagle", "kv_cache_dtype", "dp_size", "enable_dp_attention", "enable_dp_lm_head",
+    "pp_size",
+    "disable_cuda_graph", "cuda_graph_backend_prefill", "disable_radix_cache", "chunked_prefill_size",
+    "page_size",
     "disable_overlap_schedule", "context_length", "device", "disaggregation_mode", "json_model_override_args",
 )  # fmt: skip
 # Architectures for which SGLang chooses a tree when steps, topk and draft tokens are all left out.
@@ -63,7 +75,7 @@ EAGLES = ("EAGLE", "EAGLE3")
 
 @dataclass(frozen=True)
 class Launch:
-    """Speculation is written as SGLang's flags say it: steps S, topk K, draft tokens N (a chain has N = S + 1)."""
+    """Speculation as SGLang's flags say it: steps S, topk K, draft tokens N (a chain has N = S + 1)."""
 
     algorithm: str | None = "EAGLE3"  # NEXTN is resolved to EAGLE; None: no speculation
     steps: int = 5
@@ -88,8 +100,8 @@ class Launch:
     ) -> Launch:
         """A launch from a command line, `python -m sglang.launch_server ...` or only its flags.
 
-        `defaults` fill fields that the command line leaves out, before SGLang's own defaults do. BadInput on flags that
-        SGLang 0.5.23 would refuse.
+        `defaults` fill fields that the command line leaves out, before SGLang's own defaults do. BadInput on
+        flags that SGLang 0.5.23 would refuse.
         """
         known, flags = _read(command_line)
         values = {**defaults, **known}
@@ -110,7 +122,10 @@ class Launch:
 
     @classmethod
     def from_server(cls, info: Mapping[str, Any], target: Target | None = None) -> Launch:
-        """A launch from the fields of `/server_info`, which are resolved already. Only an allow-list of them is read."""
+        """A launch from the fields of `/server_info`, which are resolved already.
+
+        Only an allow-list of them is read.
+        """
         if "speculative_algorithm" not in info:
             raise BadInput(
                 "server_info has no field 'speculative_algorithm': not an SGLang server, or too old a one"
@@ -137,7 +152,9 @@ class Launch:
         )
 
     def edit(self, **changes: Any) -> Launch:
-        """The same launch with fields changed, resolved again: `edit(steps=3)` of a chain also makes 4 draft tokens."""
+        """The same launch with fields changed, resolved again: `edit(steps=3)` of a chain also makes 4 draft
+        tokens.
+        """
         values = {k: getattr(self, k) for k in self.__dataclass_fields__}
         if not set(changes) <= set(values):
             raise BadInput(f"Launch has no field {sorted(set(changes) - set(values))[0]!r}")
@@ -178,7 +195,7 @@ class Launch:
 
 def _field_of(flag: str) -> str | None:
     for name, (_, spellings) in FLAGS.items():
-        for shortest, full in spellings:
+        for full, shortest in spellings.items():
             if flag.startswith(shortest) and full.startswith(flag):
                 return name
     return None
@@ -246,11 +263,11 @@ def _resolve(values: dict[str, Any]) -> Launch:
     if values.get("dtype") is not None:
         short = {"half": "float16", "float": "float32", "auto": None}
         values["dtype"] = short.get(str(values["dtype"]), str(values["dtype"]).removeprefix("torch."))
-    shape = [values.get(k) for k in ("steps", "topk", "draft_tokens")]
+    shape: list[int | None] = [values.get(k) for k in ("steps", "topk", "draft_tokens")]
     if values["algorithm"] is None:
         shape = [0, 0, 0]
     elif values["algorithm"] in EAGLES:
-        shape = _speculation(shape, values.get("target"), dict(values.get("flags", ())))
+        shape = [*_speculation(shape, values.get("target"), dict(values.get("flags", ())))]
     else:  # another way of drafting: its numbers as given
         shape = [n or 0 for n in shape]
     values |= dict(zip(("steps", "topk", "draft_tokens"), shape, strict=True))
@@ -265,7 +282,8 @@ def _speculation(shape: list[int | None], target: Target | None, flags: dict[str
     if steps is None:
         if topk is not None or tokens is not None:
             raise BadInput(
-                "--speculative-eagle-topk or --speculative-num-draft-tokens is given without --speculative-num-steps: "
+                "--speculative-eagle-topk or --speculative-num-draft-tokens is given without "
+                "--speculative-num-steps: "
                 "SGLang stops on this; give all three or none"
             )
         return [5, 4, 8] if target and target.architecture in TREE_BY_DEFAULT else [3, 1, 4]
@@ -297,6 +315,7 @@ def _validate(launch: Launch) -> None:
     nodes = topk + (steps - 1) * topk * topk
     if topk > 1 and not 2 <= tokens <= nodes + 1:
         raise BadInput(
-            f"--speculative-num-draft-tokens {tokens}: a tree of {steps} steps and topk {topk} has room for 2 to "
+            f"--speculative-num-draft-tokens {tokens}: a tree of {steps} steps and topk {topk} has room for "
+            "2 to "
             f"{nodes + 1} (root and {nodes} candidates)"
         )

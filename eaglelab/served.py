@@ -1,8 +1,10 @@
-"""What SGLang 0.5.23 does with an EAGLE-3 drafter: which tensors it takes, and how it then feeds and wires them.
+"""What SGLang 0.5.23 does with an EAGLE-3 drafter: which tensors it takes, and how it then feeds and wires
+them.
 
-Read from models/llama_eagle3.py (parameters, load_weights, forward), models/llama.py (set_embed), speculative/
-eagle_worker_v2.py (init_lm_head, init_token_map), model_runner_components/spec_aux_hidden_state.py (layer ids) and
-configs/model_config.py (dtype). Other versions are taken to do the same; a replay of the server is the proof.
+Read from models/llama_eagle3.py (parameters, load_weights, forward), models/llama.py (set_embed),
+speculative/eagle_worker_v2.py (init_lm_head, init_token_map),
+model_runner_components/spec_aux_hidden_state.py (layer ids) and configs/model_config.py (dtype). Other
+versions are taken to do the same; a replay of the server is the proof.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ RENAMED = {
     "aux_norm_mid": "fc_norm.1",
     "aux_norm_high": "fc_norm.2",
 }
-# Architectures that also capture after their last layer (depth n); on the others such an id is lost without a word.
+# Architectures that also capture after their last layer (depth n); on the others such an id is lost without a
+# word.
 CAPTURE_LAST = {
     "GptOssForCausalLM", "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
-    "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration",
+    "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
 }  # fmt: skip
 
 
@@ -35,8 +39,8 @@ CAPTURE_LAST = {
 class ParamSource:
     """Where the bytes of one engine parameter come from. `tensors`: canonical names in fusion order.
 
-    own: the checkpoint; target: the target's parameter, shared; initial: nothing filled it; partial: only some of the
-    tensors fused into it exist (`missing` names the others).
+    own: the checkpoint; target: the target's parameter, shared; initial: nothing filled it; partial: only
+    some of the tensors fused into it exist (`missing` names the others).
     """
 
     kind: Literal["own", "target", "initial", "partial"]
@@ -56,7 +60,10 @@ class Loading:
 
 
 def engine_config(checkpoint: Checkpoint, launch: Launch) -> dict[str, Any]:
-    """The drafter's config as SGLang sees it. BadInput if this engine or class is not one that is modelled."""
+    """The drafter's config as SGLang sees it.
+
+    BadInput if this engine or class is not one that is modelled.
+    """
     where = f"{checkpoint.path}/config.json"
     if launch.engine != "sglang":
         raise BadInput(f"engine {launch.engine!r}: only sglang is modelled")
@@ -66,8 +73,10 @@ def engine_config(checkpoint: Checkpoint, launch: Launch) -> dict[str, Any]:
         )
     if checkpoint.dialect != "sglang":
         raise BadInput(
-            f"{where}: SGLang {launch.version} has no model class for {checkpoint.config.get('architectures')} and "
-            f"does not start with it; convert it first: eaglelab convert {checkpoint.path} NEW_FOLDER --to sglang"
+            f"{where}: SGLang {launch.version} has no model class for "
+            f"{checkpoint.config.get('architectures')} and "
+            f"does not start with it; convert it first: eaglelab convert {checkpoint.path} NEW_FOLDER --to "
+            "sglang"
         )
     if launch.algorithm == "EAGLE" and launch.flag("--speculative-token-map"):
         raise BadInput("--speculative-token-map with --speculative-algorithm EAGLE is not modelled")
@@ -75,7 +84,9 @@ def engine_config(checkpoint: Checkpoint, launch: Launch) -> dict[str, Any]:
 
 
 def parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
-    """Every parameter of LlamaForCausalLMEagle3 for this config, by the engine's name, with its sharding rule."""
+    """Every parameter of LlamaForCausalLMEagle3 for this config, by the engine's name, with its sharding
+    rule.
+    """
     config, s = checkpoint.config, checkpoint.settings
     found: dict[str, Rule] = {"model.embed_tokens.weight": "vocab", "model.fc.weight": "replicated"}
     if config.get("bias"):
@@ -113,7 +124,9 @@ def nested_ids(checkpoint: Checkpoint) -> tuple[int, ...] | None:
 
 
 def place(name: str, params: dict[str, Rule]) -> tuple[str, str | None] | None:
-    """The parameter (and the shard of it) that `load_weights` puts a tensor of this name into; None: dropped."""
+    """The parameter (and the shard of it) that `load_weights` puts a tensor of this name into; None:
+    dropped.
+    """
     for old, new in RENAMED.items():
         name = name.replace(old, new)
     for fused, parts in FUSED.items():
@@ -184,7 +197,8 @@ def captured(checkpoint: Checkpoint, target: Target | None) -> tuple[int, ...]:
         depths = default_depths(target.architecture, target.num_layers)
     else:
         raise BadInput(
-            f"{checkpoint.path}/config.json: field 'eagle_config.eagle_aux_hidden_state_layer_ids' is missing: SGLang "
+            f"{checkpoint.path}/config.json: field 'eagle_config.eagle_aux_hidden_state_layer_ids' is "
+            "missing: SGLang "
             "then takes layers by the target's number of layers; give --target"
         )
     last = layers if layers is None or architecture in CAPTURE_LAST else layers - 1
@@ -199,7 +213,10 @@ def cast(asked: str | None, config_dtype: str) -> str:
 
 
 def served(checkpoint: Checkpoint, launch: Launch) -> tuple[Feed, Wiring]:
-    """(Feed, Wiring) under this launch. BadInput if the engine would stop on this checkpoint, with the reason."""
+    """(Feed, Wiring) under this launch.
+
+    BadInput if the engine would stop on this checkpoint, with the reason.
+    """
     if problems := refusals(checkpoint, launch):
         raise BadInput("; ".join(problems))
     return _feed(checkpoint, launch), _wiring(checkpoint, launch)
@@ -230,9 +247,8 @@ def _wiring(checkpoint: Checkpoint, launch: Launch) -> Wiring:
         layout="half" if config.get("rope_is_neox_style", True) else "interleaved",
         rotary_dim=0 if partial == 1 else int(partial * s.head_dim),
     )
-    head = takes.params.get("lm_head.weight")
     spelling = {checkpoint.tensors[c].name_in_file: c for c in checkpoint.tensors}
-    missing = tuple(m for source in takes.params.values() for m in source.missing)
+    missing = tuple(m for source in takes.params.values() for m in source.missing if not _unused(m))
     return Wiring(
         fc="bypassed" if _feed(checkpoint, launch).width == s.hidden_size else "applied",
         norm_before_fc="per-chunk" if s.fc_norm else "whole" if s.norm_before_fc else "none",
@@ -244,13 +260,14 @@ def _wiring(checkpoint: Checkpoint, launch: Launch) -> Wiring:
         head_dim=s.head_dim,
         qk_norm=False,
         attention_bias=False,
+        output_bias=any(n.endswith("o_proj.bias") for n in takes.params),
         layers=s.layers,
         later_norm="hidden_norm" if s.layers > 1 else "input_layernorm",
         window=None if launch.draft_window is None else launch.draft_window + 1,  # the backends count so
         max_positions=s.max_positions,
         eps=s.eps,
         embedding="target" if takes.params["model.embed_tokens.weight"].kind == "target" else "own",
-        lm_head="tied" if head is None else head.kind if head.kind in ("own", "target") else "initial",  # type: ignore[arg-type]
+        lm_head=_head(takes.params.get("lm_head.weight")),
         logits_width=config.get("draft_vocab_size") or s.vocab_size,
         vocab_map=("d2t" if eagle3 else "dropped") if has_map else "identity",
         dtype=cast(launch.dtype, s.dtype),
@@ -259,28 +276,45 @@ def _wiring(checkpoint: Checkpoint, launch: Launch) -> Wiring:
     )
 
 
+def _unused(name: str) -> bool:
+    """Later layers have an input_layernorm that their forward never calls."""
+    return name.endswith("input_layernorm.weight") and not name.startswith("layers.0.")
+
+
+def _head(source: ParamSource | None) -> Literal["own", "target", "tied", "initial"]:
+    if source is None:
+        return "tied"
+    return "initial" if source.kind == "partial" else source.kind
+
+
 def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
-    """Reasons why this engine does not start, or stops at the first request, with this checkpoint and launch."""
+    """Reasons why this engine does not start, or stops at the first request, with this checkpoint and
+    launch.
+    """
     config, s, target = engine_config(checkpoint, launch), checkpoint.settings, launch.target
     where = f"{checkpoint.path}/config.json"
     found = []
     if "draft_vocab_size" not in config:
         found.append(
-            f"{where}: field 'draft_vocab_size' is missing: SGLang stops; write it, or null for the whole vocabulary"
+            f"{where}: field 'draft_vocab_size' is missing: SGLang stops; write it, or null for the whole "
+            "vocabulary"
         )
     if "target_hidden_size" in config and config["target_hidden_size"] is None:
         found.append(f"{where}: field 'target_hidden_size' is null: SGLang stops; remove it")
     if s.tied and launch.algorithm == "EAGLE":
         found.append(
-            f"{where}: 'tie_word_embeddings' under EAGLE: SGLang stops when it replaces the shared tensor twice"
+            f"{where}: 'tie_word_embeddings' under EAGLE: SGLang stops when it replaces the shared tensor "
+            "twice"
         )
     if s.tied and config.get("draft_vocab_size", 0) is None:
         found.append(
-            f"{where}: 'tie_word_embeddings' with 'draft_vocab_size' null: SGLang stops; write the vocabulary size"
+            f"{where}: 'tie_word_embeddings' with 'draft_vocab_size' null: SGLang stops; write the "
+            "vocabulary size"
         )
     if not s.tied and config.get("draft_vocab_size", 0) is None and "d2t" in checkpoint.tensors:
         found.append(
-            f"{where}: field 'draft_vocab_size' is null but the file has d2t: ids beyond the map; write its length"
+            f"{where}: field 'draft_vocab_size' is null but the file has d2t: ids beyond the map; write its "
+            "length"
         )
     if target:
         try:
@@ -295,13 +329,15 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
     fc_in = chunks(checkpoint) * s.target_hidden_size
     if feed.width not in (0, s.hidden_size, fc_in):
         found.append(
-            f"{where}: the target hands over {feed.width:,} numbers a token (depths {list(feed.depths)}), fc takes "
+            f"{where}: the target hands over {feed.width:,} numbers a token (depths {list(feed.depths)}), fc "
+            "takes "
             f"{fc_in:,}: SGLang stops at the first request; correct the layer ids or num_aux_hidden_states"
         )
     fc = checkpoint.tensors.get("fc.weight")
     if fc and fc.shape != (s.hidden_size, fc_in):
         found.append(
-            f"{where}: SGLang makes fc {s.hidden_size} x {fc_in}, the file has {fc.shape[0]} x {fc.shape[1]}: it stops "
+            f"{where}: SGLang makes fc {s.hidden_size} x {fc_in}, the file has {fc.shape[0]} x "
+            f"{fc.shape[1]}: it stops "
             "while loading; give as many ids in eagle_config as the drafter was trained with"
         )
     return found

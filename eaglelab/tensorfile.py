@@ -1,7 +1,8 @@
 """safetensors read lazily with the standard library: the header now, a tensor's bytes only when asked for.
 
-Layout: 8 bytes little-endian header length, a JSON header, then the bytes. A 2.4 GB file is described from its first
-kilobytes. Nothing is executed; sizes are checked before anything is allocated. bfloat16 comes back as its uint16 bits.
+Layout: 8 bytes little-endian header length, a JSON header, then the bytes. A 2.4 GB file is described from
+its first kilobytes. Nothing is executed; sizes are checked before anything is allocated. bfloat16 comes back
+as its uint16 bits.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,12 +32,16 @@ DTYPES = {
 }
 DTYPES |= {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U16": "uint16", "U32": "uint32"}
 DTYPES |= {"U64": "uint64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+BLOCK = 1 << 22  # numbers per step of `statistics`
 AGAIN = "copy or download it again"
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies. `dtype` is named as torch names it; `offsets` are absolute byte positions in `file`."""
+    """Where one tensor lies.
+
+    `dtype` is named as torch names it; `offsets` are absolute byte positions in `file`.
+    """
 
     name_in_file: str
     file: Path
@@ -60,7 +66,7 @@ class TensorInfo:
             raise BadInput(f"{self.file}: tensor {self.name_in_file!r} ends early; {AGAIN}")
         return flat.reshape(self.shape)
 
-    def torch(self, dtype: object = None):
+    def torch(self, dtype: Any = None):
         """The tensor as a torch tensor in its own dtype, or cast to `dtype` (a torch dtype or its name)."""
         import torch
 
@@ -72,8 +78,23 @@ class TensorInfo:
         return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
 
+@dataclass(frozen=True)
+class HeldTensor(TensorInfo):
+    """A tensor that is not in a file as it is: one computed from others, held in memory."""
+
+    data: np.ndarray = field(default_factory=lambda: np.empty(0), compare=False, repr=False)
+
+    def array(self) -> np.ndarray:
+        return self.data
+
+
+def hold(name: str, like: TensorInfo, data: np.ndarray) -> HeldTensor:
+    """A computed tensor of the same dtype as `like`."""
+    return HeldTensor(name, like.file, tuple(data.shape), like.dtype, (0, data.nbytes), data)
+
+
 def to_float32(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers of an array read by `TensorInfo.array`; bfloat16 bits become the float32 that they are the top half of."""
+    """Numbers of an array from `TensorInfo.array`; bfloat16 bits are the top half of a float32."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     if dtype.startswith("float8"):
@@ -82,7 +103,10 @@ def to_float32(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def read_json(path: Path) -> dict:
-    """A JSON object from a file. BadInput names the file when it is missing, too large, or not a JSON object."""
+    """A JSON object from a file.
+
+    BadInput names the file when it is missing, too large, or not a JSON object.
+    """
     try:
         if path.stat().st_size > MAX_JSON:
             raise BadInput(f"{path}: {path.stat().st_size:,} bytes is no configuration file")
@@ -97,7 +121,7 @@ def read_json(path: Path) -> dict:
 
 
 def read_header(path: Path) -> Iterator[TensorInfo]:
-    """The tensors of one safetensors file, in the order of its header, checked to cover its bytes exactly once."""
+    """The tensors of one safetensors file, in header order, checked to cover its bytes exactly once."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
@@ -126,7 +150,8 @@ def read_header(path: Path) -> Iterator[TensorInfo]:
 
 def _tensor(path: Path, name: str, entry: object, start: int) -> TensorInfo:
     try:
-        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
+        kind, shape = entry["dtype"], entry["shape"]  # type: ignore[index]
+        begin, end = entry["data_offsets"]  # type: ignore[index]
         whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError) as error:
         raise BadInput(f"{path}: header entry {name!r} is incomplete; {AGAIN}") from error
@@ -150,13 +175,14 @@ def _check_cover(path: Path, tensors: list[TensorInfo], start: int, size: int) -
 
 
 def read_folder(folder: Path, single: tuple[str, ...] = ("model.safetensors",)) -> dict[str, TensorInfo]:
-    """Every tensor of a model folder by its name in the file: `model.safetensors`, or the shards of its index.
+    """Every tensor of a model folder by its name in the file, from `model.safetensors` or its index's shards.
 
-    `single`: file names tried in order. A lone other *.safetensors is taken. BadInput when a shard is missing.
+    `single`: file names tried in order; a lone other *.safetensors is taken. BadInput if a shard is missing.
     """
     index = folder / "model.safetensors.index.json"
+    where: dict[str, str] = {}
     if index.is_file():
-        where = read_json(index).get("weight_map")
+        where = read_json(index).get("weight_map")  # type: ignore[assignment]
         if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
             raise BadInput(
                 f"{index}: field 'weight_map' is missing or not a map of tensor names to file names"
@@ -187,3 +213,26 @@ def read_folder(folder: Path, single: tuple[str, ...] = ("model.safetensors",)) 
     if index.is_file() and (absent := sorted(set(where) - set(found))):
         raise BadInput(f"{index}: tensor {absent[0]!r} is listed but in no shard; {AGAIN}")
     return found
+
+
+def statistics(info: TensorInfo) -> dict[str, float]:
+    """Mean, standard deviation, largest magnitude, share of zeros, count of non-finite numbers of one tensor.
+
+    One pass in blocks, float64 accumulators; constant memory beside the tensor itself. Non-finite numbers are
+    counted and left out of the rest.
+    """
+    flat = info.array().reshape(-1)
+    total = squares = largest = 0.0
+    zeros = bad = 0
+    for start in range(0, flat.size, BLOCK):
+        block = to_float32(flat[start : start + BLOCK], info.dtype).astype(np.float64)
+        finite = block[np.isfinite(block)]
+        bad += block.size - finite.size
+        zeros += int((finite == 0).sum())
+        total += float(finite.sum())
+        squares += float((finite * finite).sum())
+        largest = max(largest, float(np.abs(finite).max(initial=0.0)))
+    good = max(flat.size - bad, 1)
+    mean = total / good
+    std = math.sqrt(max(squares / good - mean * mean, 0.0))
+    return {"mean": mean, "std": std, "absmax": largest, "zeros": zeros / max(flat.size, 1), "nonfinite": bad}

@@ -1,13 +1,13 @@
 """Feed and Wiring: what reaches the drafter, and what the drafter does with it.
 
-A drafter that works in training and fails in serving is, nearly always, the same weights fed or wired differently.
-So both are values: `trained(checkpoint)` reads them off the trainer's config and tensors, `served(checkpoint, launch)`
-derives what this engine will do, and `diff` of the two is the static diagnosis.
+A drafter that works in training and fails in serving is, nearly always, the same weights fed or wired
+differently. So both are values: `trained(checkpoint)` reads them off the trainer's config and tensors,
+`served(checkpoint, launch)` derives what this engine will do, and `diff` of the two is the static diagnosis.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,7 +28,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class Feed:
-    """What reaches the drafter at a draft-extend. `depths` are in feed order: 0 embedding output, n after the last layer."""
+    """What reaches the drafter at a draft-extend.
+
+    `depths` are in feed order: 0 embedding output, n after the last layer.
+    """
 
     depths: tuple[int, ...]
     width: int
@@ -51,6 +54,7 @@ class Wiring:
     head_dim: int = 0
     qk_norm: bool = False
     attention_bias: bool = False  # biases of the q, k and v projections
+    output_bias: bool = False  # bias of the o projection
     layers: int = 1
     later_norm: Literal["input_layernorm", "hidden_norm"] = (
         "input_layernorm"  # before attention in layers 1, 2, ...
@@ -59,7 +63,8 @@ class Wiring:
     max_positions: int = 0
     eps: float = 1e-5
     embedding: Literal["own", "target"] = "target"
-    # target: its rows at the ids of d2t if vocab_map is "d2t", else its first rows; tied: the embedding serves as head
+    # target: its rows at the ids of d2t if vocab_map is "d2t", else its first rows; tied: the embedding's
+    # rows
     lm_head: Literal["own", "target", "tied", "initial"] = "own"
     logits_width: int = 0  # logits are cut to this many columns
     vocab_map: Literal["d2t", "identity", "dropped"] = "d2t"
@@ -106,6 +111,7 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
         head_dim=s.head_dim,
         qk_norm=s.qk_norm or any(n.endswith((".q_norm.weight", ".k_norm.weight")) for n in names),
         attention_bias=any(n.endswith("q_proj.bias") for n in names),
+        output_bias=any(n.endswith("o_proj.bias") for n in names),
         layers=s.layers,
         later_norm="hidden_norm" if "layers.1.hidden_norm.weight" in names else "input_layernorm",
         window=s.window,
@@ -143,10 +149,14 @@ def diff(
     checkpoint: Checkpoint | None = None,
     target: TargetModel | None = None,
 ) -> list[Difference]:
-    """Every field in which two (Feed, Wiring) differ, feed first. Tensors of `checkpoint` and `target` prove inertness."""
+    """Every field in which two (Feed, Wiring) differ, feed first.
+
+    Tensors of `checkpoint` and `target` prove inertness.
+    """
     found = []
-    for old, new in zip(before, after, strict=True):
-        for name in (f.name for f in fields(old)):
+    pairs: tuple[tuple[Any, Any], ...] = ((before[0], after[0]), (before[1], after[1]))
+    for old, new in pairs:
+        for name in old.__dataclass_fields__:
             a, b = getattr(old, name), getattr(new, name)
             if a != b:
                 inert, why = _inert(name, a, b, before[1], after[1], checkpoint, target)

@@ -1,0 +1,180 @@
+"""Did the weights load? The bytes that each live parameter must hold, against what the probe saw in the
+server.
+
+Expected bytes come from the checkpoint (or the target, where the engine shares its tensors) after the
+engine's own steps: cast to the live dtype, fusion (q, k, v; gate, up), and this rank's shard. Source: sglang 0.5.23 layers/linear.py,
+layers/vocab_parallel_embedding.py. A checksum is blake2b-128, in hexadecimal, of the parameter's contiguous
+bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eaglelab.checkpoint import Checkpoint, TargetModel
+from eaglelab.errors import BadInput
+from eaglelab.launch import Launch
+from eaglelab.served import ParamSource, cast, loading
+
+VOCAB_PADDING = 64
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One parameter as it must be. `checksum` None: nobody can know it, and `why` says so."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    checksum: str | None
+    source: ParamSource
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Match:
+    """One live parameter against its source. `equal` None: not comparable, `why` says why."""
+
+    param: str
+    equal: bool | None
+    sources: tuple[str, ...]  # canonical tensor names, in fusion order; the target's where shared
+    kind: str
+    why: str
+
+
+def checksum(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def tensor_checksum(tensor: Any) -> str:
+    """Of a torch tensor's contiguous bytes, whatever its dtype."""
+    import torch
+
+    return checksum(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+
+
+def expected_parameters(
+    checkpoint: Checkpoint,
+    target: TargetModel | None,
+    launch: Launch,
+    tp_rank: int = 0,
+    dtypes: Mapping[str, str] | None = None,
+) -> dict[str, Expected]:
+    """What each live parameter of this rank must hold. `dtypes`: the live ones, where they are known."""
+    found = {}
+    for name, source in loading(checkpoint, launch).params.items():
+        own = source.kind != "target"
+        config_dtype = checkpoint.settings.dtype if own else target.facts.dtype if target else "float32"
+        dtype = (dtypes or {}).get(name) or cast(launch.dtype, config_dtype)
+        found[name] = _expect(name, source, dtype, checkpoint, target, launch, tp_rank)
+    return found
+
+
+def _expect(
+    name: str,
+    source: ParamSource,
+    dtype: str,
+    checkpoint: Checkpoint,
+    target: TargetModel | None,
+    launch: Launch,
+    tp_rank: int,
+) -> Expected:
+    def unknown(why: str) -> Expected:
+        return Expected(name, dtype, None, None, source, why)
+
+    if launch.flag("--enable-dp-attention") is not None or launch.flag("--pp-size") not in (None, "1"):
+        return unknown("sharding under data-parallel attention or pipeline parallelism is not modelled")
+    if launch.flag("--quantization") and launch.flag("--speculative-draft-model-quantization") != "unquant":
+        return unknown("parameters under quantisation are not modelled")
+    if source.kind in ("initial", "partial"):
+        return unknown(f"the file has no {', '.join(source.missing)}: nothing filled it")
+    holder: Checkpoint | TargetModel | None = target if source.kind == "target" else checkpoint
+    if holder is None or not all(t in holder.tensors for t in source.tensors):
+        return unknown(f"the target's {source.tensors[0]} is not at hand: give --target")
+    parts = [holder.load(t, dtype) for t in source.tensors]
+    tensor = shard(parts, source.rule, checkpoint.settings.kv_heads, launch.tp_size, tp_rank)
+    return Expected(name, dtype, tuple(tensor.shape), tensor_checksum(tensor), source)
+
+
+def shard(parts: list[Any], rule: str, kv_heads: int, tp_size: int, tp_rank: int) -> Any:
+    """This rank's part of a parameter, fused from `parts` (torch tensors in fusion order)."""
+    import torch
+
+    if not 0 <= tp_rank < tp_size:
+        raise BadInput(f"rank {tp_rank} of tensor parallelism {tp_size}")
+    if rule == "replicated":
+        return parts[0]
+    if rule == "row":
+        return parts[0].chunk(tp_size, dim=1)[tp_rank].contiguous()
+    if rule == "column":
+        return torch.cat([p.chunk(tp_size, dim=0)[tp_rank] for p in parts])
+    if rule == "qkv":
+        replicas = max(1, tp_size // kv_heads)  # ranks that hold the same key and value head
+        q, k, v = parts
+        kv = [p.chunk(tp_size // replicas, dim=0)[tp_rank // replicas] for p in (k, v)]
+        return torch.cat([q.chunk(tp_size, dim=0)[tp_rank], *kv])
+    return _vocab_shard(parts[0], tp_size, tp_rank)
+
+
+def _vocab_shard(whole: Any, tp_size: int, tp_rank: int) -> Any:
+    """Rows of a vocabulary-parallel table: padded to a multiple of 64 (of 64 x ranks if need be) with
+    zeros.
+    """
+    import torch
+
+    rows = len(whole)
+    padding = VOCAB_PADDING
+    if -(-rows // padding) * padding % tp_size:
+        padding *= tp_size
+    per_rank = -(-rows // padding) * padding // tp_size
+    mine = whole[min(tp_rank * per_rank, rows) : min((tp_rank + 1) * per_rank, rows)]
+    if len(mine) == per_rank:
+        return mine.contiguous()
+    return torch.cat([mine, mine.new_zeros(per_rank - len(mine), *whole.shape[1:])])
+
+
+def compare(
+    live_parameters: Iterable[Mapping[str, Any]],
+    checkpoint: Checkpoint,
+    target: TargetModel | None,
+    launch: Launch,
+    tp_rank: int = 0,
+) -> list[Match]:
+    """Every live parameter of one rank, and every expected one that is not there.
+
+    live_parameters: a capture's records {name, shape, dtype, checksum, shared_with_target}. All `equal`
+    strikes out "the weights did not load".
+    """
+    live = {p["name"]: p for p in live_parameters}
+    dtypes = {name: str(p["dtype"]).removeprefix("torch.") for name, p in live.items()}
+    expected = expected_parameters(checkpoint, target, launch, tp_rank, dtypes)
+    matches = [_match(live[name], expected.get(name)) for name in live]
+    for name in expected.keys() - live.keys():
+        matches.append(
+            Match(name, False, expected[name].source.tensors, expected[name].source.kind, "not live")
+        )
+    return matches
+
+
+def _match(seen: Mapping[str, Any], wanted: Expected | None) -> Match:
+    name = seen["name"]
+    if wanted is None:
+        return Match(name, None, (), "unknown", "this engine's class is not known to have it")
+    source = wanted.source
+    if source.kind == "target" and seen.get("shared_with_target") is False:
+        return Match(
+            name, False, source.tensors, source.kind, "should be the target's own tensor, is another"
+        )
+    if wanted.checksum is None:
+        equal = False if source.kind in ("initial", "partial") else None
+        return Match(name, equal, source.tensors, source.kind, wanted.why)
+    if tuple(seen["shape"]) != wanted.shape:
+        why = f"has shape {list(seen['shape'])}, expected {list(wanted.shape or ())}"
+        return Match(name, False, source.tensors, source.kind, why)
+    equal = seen["checksum"] == wanted.checksum
+    origin = "the target's" if source.kind == "target" else "the file's"
+    why = f"{'equals' if equal else 'differs from'} {origin} {', '.join(source.tensors)} in {wanted.dtype}"
+    return Match(name, equal, source.tensors, source.kind, why)
