@@ -44,7 +44,9 @@ def test_incomplete_runs_keep_the_partial_name(tmp_path, name, code, message):
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("name", "code", "message"), [("healthy", 0, "healthy"), ("broken_verdict", 1, "broken: no-events")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "code", "message"), [("healthy", 0, "healthy"), ("broken_verdict", 1, "broken: no-events")]
+)
 def test_complete_runs_get_their_name(tmp_path, name, code, message):
     seen = []
     outcome = run(
@@ -173,7 +175,7 @@ def test_full_disk_while_rendering(tmp_path):
 
 
 def test_records_alone_do_not_make_a_run(tmp_path):
-    """A whole report.jsonl beside a notebook with a cell that never ran is not a pass (papermill says `completed`)."""
+    """A whole report.jsonl beside a cell that never ran is no pass (papermill marks it `completed`)."""
     outcome = run("healthy", tmp_path / "run")
     path = outcome.folder / "report.ipynb"
     notebook = json.loads(path.read_text())

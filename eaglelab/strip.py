@@ -1,0 +1,111 @@
+"""One text replayed round by round, as HTML: every draft token with what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from eaglelab.html import BLUE, GREY, INK, ORANGE, TINT, VERMILLION, Html, element, panel, printable
+
+Fate = Literal["accepted", "rejected", "not reached", "bonus", "prompt"]
+# The mark goes with the colour, so that neither is needed to read the other.
+LOOK: dict[Fate, tuple[str, str]] = {
+    "accepted": ("", f"background:{TINT[BLUE]};border:1px solid {BLUE}"),
+    "rejected": (
+        "✗ ",
+        f"background:{TINT[VERMILLION]};border:1px solid {VERMILLION};text-decoration:line-through",
+    ),
+    "not reached": ("", f"background:{TINT[GREY]};border:1px dashed {GREY}"),
+    "bonus": ("+ ", f"background:{TINT[ORANGE]};border:2px solid {ORANGE};font-weight:bold"),
+    "prompt": ("", f"background:{TINT[GREY]};border:1px solid {TINT[GREY]}"),
+}
+SHOWN = 12  # rounds before the fold
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token in the strip. `text` is None when there is no tokenizer; then its id stands for it."""
+
+    id: int
+    position: int
+    fate: Fate
+    text: str | None = None
+    probability: float | None = None  # the drafter's own, of this choice
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round: its draft tokens, then what the target added."""
+
+    drafts: Sequence[Token]
+    bonus: Token | None
+    accept_length: int
+
+
+def fates(drafts: Sequence[int], parents: Sequence[int] | None, committed: Sequence[int]) -> list[Fate]:
+    """What became of each draft token of a round.
+
+    drafts, parents: as in `traces.Round` (parents None: a chain; node i + 1 is drafts[i], 0 the root).
+    committed: the tokens this round committed, bonus last. A draft is accepted if its parent was and the
+    target chose the same token there; rejected if its parent was and the target chose another; else it was
+    not reached.
+
+    >>> fates([7, 8, 9], None, [7, 5])
+    ['accepted', 'rejected', 'not reached']
+    """
+    accepted_at = {0: 0}  # node -> depth, for the root and the accepted nodes
+    out: list[Fate] = []
+    for i, token in enumerate(drafts):
+        depth = accepted_at.get(i if parents is None else parents[i])
+        if depth is None:
+            out.append("not reached")
+        elif depth < len(committed) - 1 and committed[depth] == token:
+            accepted_at[i + 1] = depth + 1
+            out.append("accepted")
+        else:
+            out.append("rejected")
+    return out
+
+
+def token_strip(prompt: Sequence[Token], steps: Sequence[Step], caption: object) -> Html:
+    """The prompt's end, a legend, then one line a round; rounds after the first dozen are folded."""
+    rows = [_row(i, step) for i, step in enumerate(steps, 1)]
+    parts: list[object] = [
+        element("p", caption),
+        element("p", *map(chip, prompt[-40:])),
+        _legend(),
+        *rows[:SHOWN],
+    ]
+    if len(rows) > SHOWN:
+        more = element("summary", f"{len(rows) - SHOWN} more rounds", style="cursor:pointer;padding:4px 0")
+        parts.append(element("details", more, *rows[SHOWN:]))
+    return panel(*parts)
+
+
+def chip(token: Token) -> Html:
+    """One token. Its `title` gives id, position, what became of it, and the drafter's probability."""
+    mark, look = LOOK[token.fate]
+    chance = "" if token.probability is None else f", drafter's probability {token.probability:.3f}"
+    shown = f"#{token.id}" if token.text is None else token.text.replace("\n", "↵").replace("\t", "⇥") or "∅"
+    style = (
+        f"color:{INK};{look};border-radius:3px;padding:0 3px;margin:1px;display:inline-block;white-space:pre"
+    )
+    title = f"id {token.id}, position {token.position}, {token.fate}{chance}"
+    return element("span", mark + printable(shown), style=f"{style};unicode-bidi:isolate", title=title)
+
+
+def _row(number: int, step: Step) -> Html:
+    head = f"round {number}: {step.accept_length} committed"
+    label = element("span", head, style="display:inline-block;width:11em;color:#555555;font-size:12px")
+    tokens = [*step.drafts, *([step.bonus] if step.bonus else [])]
+    return element("div", label, *map(chip, tokens), style="padding:1px 0")
+
+
+def _legend() -> Html:
+    words: tuple[Fate, ...] = ("accepted", "rejected", "not reached", "bonus")
+    named = [
+        chip(Token(0, 0, fate, fate)).replace(' title="id 0, position 0, ' + fate + '"', "") for fate in words
+    ]
+    tail = "bonus: the token that the target adds to every verify"
+    return element("p", *map(Html, named), f"  {tail}", style="font-size:12px")
