@@ -203,18 +203,17 @@ def test_torch_tensors_and_stacked_chunks():
 
 
 def test_outlier_dimensions_by_both_rules():
-    x = gaussian(5000, 400)
+    x = gaussian(20_000, 40)
     x[:, 17] *= 8  # rms 8 times the others'
     x[:, 30] *= 4  # inside the rule
-    x[0, 99] = 900.0  # one massive value: rms about 13
-    x[0, 100] = 300.0  # peak of 445 times the median magnitude, rms 4.4: inside both rules
-    x[3, 399] = -800.0
-    found = FeatureStats(800, 2).update(np.hstack([x, gaussian(5000, 400, 1)]))
-    first = found.outliers(0)
-    assert [o.dimension for o in first] == [99, 399, 17]
-    assert first[2].rms_ratio == pytest.approx(8, rel=0.05)
-    assert first[0].peak == 900 and first[0].peak_ratio > 1000
-    assert found.outliers(1) == []
+    x[7, 9] = -720.0  # a massive value on one token: 1,070 times the median magnitude, rms only 5.2
+    x[7, 10] = 500.0  # 740 times: inside the rule
+    stats = FeatureStats(80, 2).update(np.hstack([x, gaussian(20_000, 40, 1)]))
+    first = stats.outliers(0)
+    assert [o.dimension for o in first] == [17, 9]
+    assert first[0].rms_ratio == pytest.approx(8, rel=0.05)
+    assert first[1].peak == 720 and first[1].peak_ratio > 1000 and first[1].rms_ratio < 6
+    assert stats.outliers(1) == []
 
 
 def test_summary_lines():
