@@ -1,10 +1,9 @@
-"""Did the weights load? The bytes that each live parameter must hold, against what the probe saw in the
-server.
+"""Did the weights load? The bytes that each live parameter must hold, against what the probe saw in the server.
 
-Expected bytes come from the checkpoint (or the target, where the engine shares its tensors) after the
-engine's own steps: cast to the live dtype, fusion (q, k, v; gate, up), and this rank's shard. Source: sglang 0.5.23 layers/linear.py,
-layers/vocab_parallel_embedding.py. A checksum is blake2b-128, in hexadecimal, of the parameter's contiguous
-bytes.
+Expected bytes come from the checkpoint (or the target, where the engine shares its tensors) after the engine's
+own steps: cast to the live dtype, fusion (q, k, v; gate, up), and this rank's shard. Source: sglang 0.5.23
+layers/linear.py, layers/vocab_parallel_embedding.py. A checksum is blake2b-128 of the parameter's contiguous
+bytes, in hexadecimal.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ DTYPES = {
 DTYPES |= {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U16": "uint16", "U32": "uint32"}
 DTYPES |= {"U64": "uint64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 BLOCK = 1 << 22  # numbers per step of `statistics`
+COPY = 1 << 24  # bytes per step of `write_safetensors`
 AGAIN = "copy or download it again"
 
 
@@ -66,6 +68,18 @@ class TensorInfo:
             raise BadInput(f"{self.file}: tensor {self.name_in_file!r} ends early; {AGAIN}")
         return flat.reshape(self.shape)
 
+    def blocks(self, size: int) -> Iterator[bytes]:
+        """The tensor's bytes, at most `size` at a time."""
+        with open(self.file, "rb") as file:
+            file.seek(self.offsets[0])
+            left = self.offsets[1] - self.offsets[0]
+            while left > 0:
+                block = file.read(min(size, left))
+                if not block:
+                    raise BadInput(f"{self.file}: tensor {self.name_in_file!r} ends early; {AGAIN}")
+                left -= len(block)
+                yield block
+
     def torch(self, dtype: Any = None):
         """The tensor as a torch tensor in its own dtype, or cast to `dtype` (a torch dtype or its name)."""
         import torch
@@ -86,6 +100,10 @@ class HeldTensor(TensorInfo):
 
     def array(self) -> np.ndarray:
         return self.data
+
+    def blocks(self, size: int) -> Iterator[bytes]:
+        raw = np.ascontiguousarray(self.data).tobytes()
+        yield from (raw[i : i + size] for i in range(0, len(raw), size))
 
 
 def hold(name: str, like: TensorInfo, data: np.ndarray) -> HeldTensor:
@@ -236,3 +254,35 @@ def statistics(info: TensorInfo) -> dict[str, float]:
     mean = total / good
     std = math.sqrt(max(squares / good - mean * mean, 0.0))
     return {"mean": mean, "std": std, "absmax": largest, "zeros": zeros / max(flat.size, 1), "nonfinite": bad}
+
+
+def write_safetensors(
+    path: Path, tensors: dict[str, TensorInfo], progress: Callable[[int, int], None] | None = None
+) -> None:
+    """One safetensors file from tensors of other files, copied in steps: constant memory."""
+    code = {name: kind for kind, name in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    order = sorted(
+        tensors, key=lambda n: (-ITEM_SIZE[code[tensors[n].dtype]], n)
+    )  # wide numbers first: aligned
+    for name in order:
+        info = tensors[name]
+        size = info.count * ITEM_SIZE[code[info.dtype]]
+        header[name] = {
+            "dtype": code[info.dtype], "shape": list(info.shape), "data_offsets": [position, position + size]
+        }  # fmt: skip
+        position += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    done = 0
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            for block in tensors[name].blocks(COPY):
+                file.write(block)
+                done += len(block)
+                if progress:
+                    progress(done, position)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,129 @@
+"""What `eaglelab inspect` says of a drafter: its dialect, its layer ids both ways, what an engine takes and
+drops, and how it was trained beside how it would be served. Headers and config only, unless statistics are
+asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from eaglelab.checkpoint import Checkpoint, TargetModel
+from eaglelab.convert import plan, view
+from eaglelab.dialects import default_depths, sglang_ids
+from eaglelab.errors import BadInput
+from eaglelab.launch import Launch, Target
+from eaglelab.served import loading, refusals
+from eaglelab.tensorfile import statistics as tensor_statistics
+from eaglelab.wiring import diff, served, trained
+
+
+def describe(
+    checkpoint: Checkpoint,
+    target: TargetModel | None = None,
+    launch: Launch | None = None,
+    statistics: bool = False,
+) -> dict[str, Any]:
+    """Everything about a drafter as one JSON-able dict. Without `launch`, EAGLE3 on SGLang 0.5.23 is assumed.
+
+    A speculators drafter is shown as it would be served after conversion. BadInput if it is not the target's
+    drafter.
+    """
+    facts = target.facts if target else launch.target if launch else None
+    if facts:
+        checkpoint.check_target(facts)
+    here = replace(launch or Launch(), target=facts)
+    feed, wiring = trained(checkpoint, facts)
+    report: dict[str, Any] = {
+        "kind": "drafter",
+        "path": str(checkpoint.path),
+        "dialect": checkpoint.dialect,
+        "architectures": checkpoint.config.get("architectures"),
+        "settings": asdict(checkpoint.settings),
+        "bytes": sum(info.offsets[1] - info.offsets[0] for info in checkpoint.tensors.values()),
+        "tensors": {
+            name: {"name_in_file": info.name_in_file, "shape": list(info.shape), "dtype": info.dtype}
+            for name, info in checkpoint.tensors.items()
+        },
+        "unknown_tensors": list(checkpoint.unknown),
+        "target": asdict(facts) if facts else None,
+        "layer_ids": _layer_ids(checkpoint, facts),
+        "trained": {"feed": asdict(feed), "wiring": asdict(wiring)},
+        "launch": {
+            "command": here.command(),
+            "engine": f"{here.engine}=={here.version}",
+            "assumed": launch is None,
+        },
+    }
+    if statistics:
+        for name, info in checkpoint.tensors.items():
+            report["tensors"][name] |= tensor_statistics(info)
+    return _jsonable(report | _served(checkpoint, target, here))
+
+
+def _layer_ids(checkpoint: Checkpoint, target: Target | None) -> dict[str, Any]:
+    """The ids as written and what they mean: the depths, and the ids that each convention writes for those
+    depths.
+    """
+    depths = checkpoint.depths_in(target)
+    architecture, layers = (target.architecture, target.num_layers) if target else (None, None)
+    try:
+        sglang: list[int] | None = list(sglang_ids(depths, architecture, layers)) if depths else None
+    except BadInput:
+        sglang = None
+    return {
+        "written": list(checkpoint.aux_layer_ids) if checkpoint.aux_layer_ids is not None else None,
+        "written_as": checkpoint.dialect,
+        "depths": list(depths) or None,
+        "as_sglang": sglang,
+        "as_speculators": list(depths) or None,
+        "rule": f"sglang on {architecture or 'most architectures'}: see as_sglang; speculators and vLLM: id "
+        "= depth",
+        "default": list(default_depths(architecture, layers)) if architecture and layers else None,
+    }
+
+
+def _served(checkpoint: Checkpoint, target: TargetModel | None, launch: Launch) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "served": None,
+        "loading": None,
+        "differences": None,
+        "refusals": [],
+        "conversion": None,
+    }
+    shown = checkpoint
+    try:
+        if checkpoint.dialect != "sglang":
+            shown = view(checkpoint, "sglang", target)
+            report["conversion"] = {
+                "to": "sglang",
+                "warnings": list(plan(checkpoint, "sglang", target).warnings),
+            }
+        takes = loading(shown, launch)
+        report["loading"] = {
+            "dropped": list(takes.dropped),
+            "replaced": list(takes.replaced),
+            "initial": list(takes.initial),
+            "params": {name: asdict(source) for name, source in takes.params.items()},
+        }
+        report["refusals"] = refusals(shown, launch)
+        feed, wiring = served(shown, launch)
+    except BadInput as error:
+        report["refusals"] = report["refusals"] or [str(error)]
+        return report
+    report["served"] = {"feed": asdict(feed), "wiring": asdict(wiring)}
+    before = trained(checkpoint, launch.target)
+    report["differences"] = [asdict(d) for d in diff(before, (feed, wiring), checkpoint, target)]
+    return report
+
+
+def _jsonable(value: Any) -> Any:
+    """Tuples to lists, dataclasses left inside to dicts; sorted pairs of a rope's scaling to a dict."""
+    if isinstance(value, dict):
+        return {
+            str(k): dict(v) if k == "scaling" and isinstance(v, tuple) else _jsonable(v)
+            for k, v in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(v) for v in value]
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
