@@ -71,7 +71,7 @@ class Drafter:
         for n in range(wiring.layers):
             layer = f"layers.{n}."
             residual = hidden
-            x = see(layer + "hidden_norm", self.norm(self.layer_norm_name(n), hidden))
+            x = see(layer + "hidden_norm", self.norm(_state_norm(n, wiring), hidden))
             if n == 0:  # the first layer takes token and hidden state side by side, each under its own norm
                 if wiring.residual == "normed":
                     residual = x
@@ -107,14 +107,10 @@ class Drafter:
     def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), self.weights[name + ".weight"], self.wiring.eps)
 
-    def layer_norm_name(self, n: int) -> str:
-        return _layer_norm_name(n, self.weights)
 
-
-def _layer_norm_name(n: int, names) -> str:
-    """speculators calls the norm of a later layer input_layernorm, SGLang calls it hidden_norm."""
-    name = f"layers.{n}.hidden_norm"
-    return name if name + ".weight" in names else f"layers.{n}.input_layernorm"
+def _state_norm(n: int, wiring: Wiring) -> str:
+    """The norm of a layer's hidden state; trainers and engines differ about it in later layers."""
+    return f"layers.{n}.{'hidden_norm' if n == 0 else wiring.later_norm}"
 
 
 def _seer(tap: Tap | None):
@@ -127,12 +123,13 @@ def _seer(tap: Tap | None):
 
 
 def _names(wiring: Wiring, present) -> list[str]:
-    """Every parameter that the wiring uses."""
-    names = ["norm.weight"]
+    """Every parameter that the wiring uses, head and embedding aside."""
+    names, optional = ["norm.weight"], []
     if wiring.vocab_map == "d2t":
         names.append("d2t")
     if wiring.fc == "applied":
-        names += ["fc.weight"] + [n for n in ("fc.bias",) if n in present]
+        names.append("fc.weight")
+        optional.append("fc.bias")
         if wiring.norm_before_fc == "whole":
             names.append("input_norm.weight")
         elif wiring.norm_before_fc == "per-chunk":
@@ -142,15 +139,12 @@ def _names(wiring: Wiring, present) -> list[str]:
         names += [f"{layer}self_attn.{p}_proj.weight" for p in "qkvo"]
         names += [f"{layer}mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
         names += [layer + "post_attention_layernorm.weight"]
-        if n == 0:
-            names += [layer + "hidden_norm.weight", layer + "input_layernorm.weight"]
-        else:
-            names.append(_layer_norm_name(n, {*present, *wiring.unloaded}) + ".weight")
+        names += [_state_norm(n, wiring) + ".weight"] + [layer + "input_layernorm.weight"] * (n == 0)
         if wiring.qk_norm:
             names += [f"{layer}self_attn.{p}_norm.weight" for p in "qk"]
-        if wiring.attention_bias:
-            names += [b for p in "qkvo" if (b := f"{layer}self_attn.{p}_proj.bias") in present]
-    return names
+        biased = "qkvo" if wiring.attention_bias else "o"
+        optional += [f"{layer}self_attn.{p}_proj.bias" for p in biased]
+    return names + [name for name in optional if name in present and name not in wiring.dropped]
 
 
 def _gather(checkpoint: Any, wiring: Wiring, target: Any, device: torch.device, dtype: torch.dtype):
@@ -181,6 +175,9 @@ def _gather(checkpoint: Any, wiring: Wiring, target: Any, device: torch.device, 
         guessed.append("lm_head.weight")
     else:
         weights["lm_head.weight"] = load(source[wiring.lm_head], "lm_head.weight")
+        if wiring.lm_head == "target" and wiring.vocab_map == "d2t":  # its rows at the draft ids' targets
+            shared = weights["d2t"] + torch.arange(len(weights["d2t"]), device=device)
+            weights["lm_head.weight"] = weights["lm_head.weight"][shared]
     return weights, tuple(guessed)
 
 

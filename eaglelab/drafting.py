@@ -75,8 +75,9 @@ class Drafting:
         """Draft-extend: n rows after those so far. tokens [n], already shifted; features [n, width]."""
         for some, rows in zip(tokens.split(_CHUNK), features.split(_CHUNK), strict=True):
             start, n = self.rows, len(some)
-            positions = torch.arange(start, start + n, device=self.drafter.device)
-            seen = self.visible(positions, positions + 1, start + n)
+            row = torch.arange(start, start + n, device=self.drafter.device)
+            positions = row + self.drafter.wiring.position_start
+            seen = self.visible(row, row + 1, start + n)
 
             def attend(layer, q, k, v, seen=seen):
                 self.keys[layer] = k if not len(self.keys[layer]) else torch.cat([self.keys[layer], k])
@@ -90,12 +91,12 @@ class Drafting:
             self.normed = torch.cat([self.normed, normed]) if start else normed
             self.feedback = torch.cat([self.feedback, feedback]) if start else feedback
 
-    def visible(self, positions: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
-        """[queries, count] bool: the first `rows` of each query, within the window of its position."""
-        at = torch.arange(count, device=positions.device)
-        seen = at < rows[:, None]
+    def visible(self, at: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+        """[queries, count] bool: the first `rows` rows of each query, within the window of its row `at`."""
+        row = torch.arange(count, device=at.device)
+        seen = row < rows[:, None]
         window = self.drafter.wiring.window
-        return seen if window is None else seen & (at > positions[:, None] - window)
+        return seen if window is None else seen & (row > at[:, None] - window)
 
     @torch.no_grad()
     def chain(self, starts, steps: int, forced=None, tap: Tap | None = None) -> Chains:
@@ -173,8 +174,8 @@ class _Branches:
     def step(self, tokens: torch.Tensor, hidden: torch.Tensor, tap: Tap | None):
         """One draft step of all branches: tokens [B * width], hidden [B * width, H] -> (normed, feedback)."""
         drafter, now = self.text.drafter, self.taken
-        positions = self.rows + now + drafter.wiring.step_offset
-        seen = self.text.visible(positions, self.rows, self.text.rows)
+        positions = self.rows + now + drafter.wiring.position_start + drafter.wiring.step_offset
+        seen = self.text.visible(self.rows + now, self.rows, self.text.rows)
 
         def attend(layer, q, k, v):
             self.keys[layer][:, now], self.values[layer][:, now] = k, v

@@ -59,7 +59,8 @@ def wired(model) -> Drafter:
         norm_before_fc="whole" if c.norm_before_fc else "per-chunk" if c.fc_norm else "none",
         residual="normed" if c.norm_before_residual else "raw",
         feedback="post-norm" if c.norm_output else "pre-norm",
-        rope=Rope(theta=5000.0), heads=HEADS, kv_heads=KV, head_dim=D, layers=len(model.layers), eps=1e-5,
+        position_start=1, rope=Rope(theta=5000.0),
+        heads=HEADS, kv_heads=KV, head_dim=D, layers=len(model.layers), eps=1e-5,
         qk_norm=layer.model_type == "qwen3", attention_bias=layer.attention_bias,
         embedding="own", lm_head="own",
         vocab_map="d2t" if model.use_draft_vocab else "identity", dtype="float32",
@@ -349,3 +350,33 @@ def test_batched_trees_equal_trees_drafted_one_by_one():
         alone = text.tree([start], steps=4, topk=4, nodes=16)
         assert together.tokens[row].tolist() == alone.tokens[0].tolist()
         assert together.parents[row].tolist() == alone.parents[0].tolist()
+
+
+def test_a_later_layer_under_an_unloaded_hidden_norm():
+    """SGLang's later layers norm with hidden_norm, which speculators never writes: it stays at ones."""
+    model = trainer_model(layers=2)
+    wiring = Wiring(**{**vars(wired(model).wiring), "later_norm": "hidden_norm"})
+    wiring = Wiring(**{**vars(wiring), "unloaded": ("layers.1.hidden_norm.weight",)})
+    config = {"hidden_size": H, "num_attention_heads": HEADS, "intermediate_size": 80, "vocab_size": VOCAB}
+    served = Drafter(Checkpoint(dict(model.state_dict()), config), wiring)
+    state = dict(model.state_dict()) | {"layers.1.input_layernorm.weight": torch.ones(H)}
+    same = Drafter(Checkpoint(state), wired(model).wiring)
+    tokens, features = torch.arange(20), torch.randn(19, 3 * H)
+    torch.testing.assert_close(
+        Drafting.over(served, tokens, features).normed, Drafting.over(same, tokens, features).normed
+    )
+    assert served.guessed == ()
+
+
+def test_the_targets_rows_stand_in_for_a_head_that_was_left_out():
+    """A drafter saved without a head of its own was trained on the target's rows of its vocabulary."""
+    shared = drafter(lm_head="target", embedding="target")
+    wide = drafter(lm_head="target", embedding="target", vocab_map="dropped")
+    torch.testing.assert_close(shared.head, wide.head[shared.vocabulary])
+
+
+def test_the_whole_context_can_be_shifted():
+    """Rope is relative: positions may start anywhere."""
+    tokens, features = torch.arange(20), torch.randn(19, 3 * H)
+    one, two = (Drafting.over(drafter(position_start=p), tokens, features).chain([7], 4) for p in (0, 1))
+    torch.testing.assert_close(one.probability, two.probability, atol=1e-5, rtol=1e-5)
