@@ -1,17 +1,19 @@
-"""Did the weights load? The bytes that each live parameter must hold, against what the probe saw in the server.
+"""Did the weights load? The bytes that each live parameter must hold, against what the probe saw of them.
 
-Expected bytes come from the checkpoint (or the target, where the engine shares its tensors) after the engine's
-own steps: cast to the live dtype, fusion (q, k, v; gate, up), and this rank's shard. Source: sglang 0.5.23
-layers/linear.py, layers/vocab_parallel_embedding.py. A checksum is blake2b-128 of the parameter's contiguous
-bytes, in hexadecimal.
+Expected bytes come from the checkpoint (or the target, where the engine shares its tensors) after the
+engine's own steps: cast to the live dtype, fusion (q, k, v; gate, up), and this rank's shard. Source: sglang
+0.5.23 layers/linear.py, layers/vocab_parallel_embedding.py. A checksum is sha256 of the parameter's
+contiguous bytes, as `probe/parameters.py` takes it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from eaglelab.checkpoint import Checkpoint, TargetModel
 from eaglelab.errors import BadInput
@@ -44,15 +46,12 @@ class Match:
     why: str
 
 
-def checksum(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def tensor_checksum(tensor: Any) -> str:
-    """Of a torch tensor's contiguous bytes, whatever its dtype."""
+def checksum(tensor: Any) -> str:
+    """sha256 of a torch tensor's contiguous bytes in its own dtype, in hexadecimal."""
     import torch
 
-    return checksum(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(memoryview(flat.numpy())).hexdigest()
 
 
 def expected_parameters(
@@ -62,13 +61,27 @@ def expected_parameters(
     tp_rank: int = 0,
     dtypes: Mapping[str, str] | None = None,
 ) -> dict[str, Expected]:
-    """What each live parameter of this rank must hold. `dtypes`: the live ones, where they are known."""
+    """What each live parameter of this rank must hold. `dtypes`: the live ones, where they are known.
+
+    Two maps that are no parameters come last: `model.hot_token_id` (d2t + index, as loaded) and
+    `worker.hot_token_id` (as applied: absent where the map is dropped).
+    """
     found = {}
     for name, source in loading(checkpoint, launch).params.items():
         own = source.kind != "target"
         config_dtype = checkpoint.settings.dtype if own else target.facts.dtype if target else "float32"
         dtype = (dtypes or {}).get(name) or cast(launch.dtype, config_dtype)
         found[name] = _expect(name, source, dtype, checkpoint, target, launch, tp_rank)
+    if checkpoint.settings.tied:
+        found["lm_head.weight"] = replace(found["model.embed_tokens.weight"], name="lm_head.weight")
+    if checkpoint.d2t is not None:
+        import torch
+
+        ids = torch.from_numpy(checkpoint.d2t + np.arange(len(checkpoint.d2t)))
+        for owner in ("model", "worker") if launch.algorithm == "EAGLE3" else ("model",):
+            name = f"{owner}.hot_token_id"
+            source = ParamSource("own", ("d2t",))
+            found[name] = Expected(name, "int64", tuple(ids.shape), checksum(ids), source)
     return found
 
 
@@ -95,7 +108,7 @@ def _expect(
         return unknown(f"the target's {source.tensors[0]} is not at hand: give --target")
     parts = [holder.load(t, dtype) for t in source.tensors]
     tensor = shard(parts, source.rule, checkpoint.settings.kv_heads, launch.tp_size, tp_rank)
-    return Expected(name, dtype, tuple(tensor.shape), tensor_checksum(tensor), source)
+    return Expected(name, dtype, tuple(tensor.shape), checksum(tensor), source)
 
 
 def shard(parts: list[Any], rule: str, kv_heads: int, tp_size: int, tp_rank: int) -> Any:
