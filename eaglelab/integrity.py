@@ -39,7 +39,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
 
 
 def verify(capture: Capture) -> None:
-    """Raise BadInput on damage (file, event, field); put evidence, such as non-finite rows, in `.problems`."""
+    """Raise BadInput on damage (file, event, field); put evidence, as non-finite rows, in `.problems`."""
     from eaglelab.capture import SITES
 
     widths: dict[str, int] = {}
@@ -53,7 +53,7 @@ def verify(capture: Capture) -> None:
         _rows(event)
         for name in event.data["tensors"]:
             _finite(event, name)
-        site = SITES.get(event.kind)
+        site = SITES.get(event.kind, "")
         if site in event.data["tensors"]:
             width = event.shape(site)[-1]
             if widths.setdefault(event.kind, width) != width:
