@@ -142,7 +142,7 @@ def _names(wiring: Wiring, present) -> list[str]:
         names += [_state_norm(n, wiring) + ".weight"] + [layer + "input_layernorm.weight"] * (n == 0)
         if wiring.qk_norm:
             names += [f"{layer}self_attn.{p}_norm.weight" for p in "qk"]
-        biased = "qkvo" if wiring.attention_bias else "o"
+        biased = "qkv" * wiring.attention_bias + "o" * wiring.output_bias
         optional += [f"{layer}self_attn.{p}_proj.bias" for p in biased]
     return names + [name for name in optional if name in present and name not in wiring.dropped]
 

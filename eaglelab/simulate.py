@@ -95,12 +95,19 @@ class Rounds:
         )
 
 
-def captured_text(trace: Trace) -> Text:
-    """A captured request: the rows that the server's drafter was fed. BadInput if it is not complete."""
+def captured_text(trace: Trace, again: Reprefill | None = None) -> Text:
+    """A captured request: the rows that the server's drafter was fed. BadInput if it is not complete.
+
+    again: its re-prefill, which knows some more greedy tokens, so that no round near the end is censored.
+    """
     if trace.state != "complete":
         raise BadInput(f"request {trace.rid} is {trace.state}: {trace.why}")
+    tokens = list(trace.tokens)
+    longer = again.token_ids + again.further if again else []
+    if longer[: len(tokens)] == tokens:
+        tokens = longer
     features = torch.from_numpy(to_float32(trace.features, trace.feature_dtype))
-    return Text(trace.rid, trace.tokens, features, trace.prompt_len, _end(trace))
+    return Text(trace.rid, tokens, features, trace.prompt_len, _end(trace))
 
 
 def reprefilled_text(reprefill: Reprefill, feed: Feed, trace: Trace | None = None) -> Text:
@@ -132,7 +139,7 @@ def texts(capture: Capture, feed: Feed | None = None) -> tuple[list[Text], dict[
             continue
         try:
             if feed is None:
-                found.append(captured_text(trace))
+                found.append(captured_text(trace, capture.reprefill.get(rid)))
             elif rid in capture.reprefill:
                 found.append(reprefilled_text(capture.reprefill[rid], feed, trace))
             else:

@@ -79,9 +79,9 @@ def stored_texts(stored: Any, feed: Feed) -> Iterator[StoredText]:
 
 
 def usable_starts(text: StoredText, target: TargetModel, steps: int) -> np.ndarray:
-    """Starts n with tokens n + 1 ... n + S all equal to the target's argmax at n ... n + S - 1."""
+    """Starts n with tokens n + 1 ... n + S all the target's argmax (right[i]: token i + 1 is the one at i)."""
     truth = target_argmax(target, text.last)
-    right: np.ndarray = np.asarray(truth[:-1] == np.asarray(text.tokens[1:]))  # right[i]: token i + 1 is the argmax at i
+    right: np.ndarray = np.asarray(truth[:-1] == np.asarray(text.tokens[1:]))
     if len(right) < steps + 1:
         return np.zeros(0, dtype=np.int64)
     runs = np.lib.stride_tricks.sliding_window_view(right, steps).all(axis=1)

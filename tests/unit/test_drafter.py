@@ -4,69 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from trainer import DRAFT, HEADS, KV, ROWS, STEPS, VOCAB, Checkpoint, D, H, trainer_model, wired
 
 from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
 from eaglelab.rope import frequencies, rotate
 from eaglelab.wiring import Rope, Wiring
-
-H, HEADS, KV, D, VOCAB, DRAFT, ROWS, STEPS = 64, 4, 2, 16, 96, 40, 23, 4
-
-
-class Checkpoint:
-    """Tensors in memory, by canonical name."""
-
-    def __init__(self, tensors, config=None):
-        self.tensors, self.path, self.config = tensors, "memory", config or {}
-
-    def load(self, name, dtype=None):
-        return self.tensors[name].to(dtype) if dtype else self.tensors[name]
-
-
-def trainer_model(chunks=3, layers=1, draft_vocab=DRAFT, qk_norm=False, bias=False, **flags):
-    """speculators' own Eagle3DraftModel with random weights (norms too), in float32."""
-    from speculators.models.eagle3 import Eagle3SpeculatorConfig
-    from speculators.models.eagle3.core import Eagle3DraftModel
-    from transformers import LlamaConfig, Qwen3Config
-
-    layer = (Qwen3Config if qk_norm else LlamaConfig)(
-        hidden_size=H, intermediate_size=80, num_attention_heads=HEADS, num_key_value_heads=KV, head_dim=D,
-        num_hidden_layers=layers, vocab_size=VOCAB, rms_norm_eps=1e-5, attention_bias=bias, rope_theta=5000.0,
-        max_position_embeddings=128, pad_token_id=None, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    layer._attn_implementation = "eager"
-    config = Eagle3SpeculatorConfig(
-        transformer_layer_config=layer, draft_vocab_size=draft_vocab,
-        eagle_aux_hidden_state_layer_ids=list(range(1, chunks + 1)), **flags,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Eagle3DraftModel(config).float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(
-                torch.rand(parameter.shape) + 0.5 if "norm" in name else torch.randn(parameter.shape) * 0.2
-            )
-        if draft_vocab != VOCAB:
-            kept = torch.randperm(VOCAB)[:draft_vocab].sort().values
-            model.d2t.copy_(kept - torch.arange(draft_vocab))
-    return model
-
-
-def wired(model) -> Drafter:
-    c, layer = model.config, model.config.transformer_layer_config
-    wiring = Wiring(
-        norm_before_fc="whole" if c.norm_before_fc else "per-chunk" if c.fc_norm else "none",
-        residual="normed" if c.norm_before_residual else "raw",
-        feedback="post-norm" if c.norm_output else "pre-norm",
-        position_start=1, rope=Rope(theta=5000.0),
-        heads=HEADS, kv_heads=KV, head_dim=D, layers=len(model.layers), eps=1e-5,
-        qk_norm=layer.model_type == "qwen3", attention_bias=layer.attention_bias,
-        embedding="own", lm_head="own",
-        vocab_map="d2t" if model.use_draft_vocab else "identity", dtype="float32",
-    )  # fmt: skip
-    return Drafter(Checkpoint(model.state_dict()), wiring)
-
 
 CASES = {
     "plain": {},
