@@ -6,7 +6,8 @@ names stay in `TensorInfo.name_in_file`. Opening reads headers and config only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,16 @@ class Checkpoint:
         """Offsets [draft_vocab_size]: target id = draft id + d2t[draft id]. None if the file has no map."""
         return self.tensors["d2t"].array().astype(np.int64) if "d2t" in self.tensors else None
 
+    def with_config(self, changes: Mapping[str, Any]) -> Checkpoint:
+        """The same tensors under an edited config (nested as in the file; None removes a field).
+
+        BadInput if config and tensors no longer fit.
+        """
+        config = _merged(self.config, changes)
+        settings = self.spelling.read(config, str(self.path / "config.json"))
+        _check_shapes(self.path, settings, self.tensors)
+        return replace(self, config=config, settings=settings)
+
     def check_target(self, target: Target) -> None:
         """BadInput if this drafter cannot belong to that target: another width, or another vocabulary."""
         for key, mine, theirs in (
@@ -117,6 +128,18 @@ class TargetModel:
         if name not in self.tensors:
             raise BadInput(f"{self.path}: target tensor {name!r} is not here; give the target's own folder")
         return self.tensors[name].torch(dtype)
+
+
+def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(config)
+    for name, value in changes.items():
+        if value is None:
+            out.pop(name, None)
+        elif isinstance(value, Mapping) and isinstance(out.get(name), Mapping):
+            out[name] = _merged(out[name], value)
+        else:
+            out[name] = value
+    return out
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -10,7 +10,7 @@ from typing import Any
 
 from eaglelab.checkpoint import Checkpoint, TargetModel
 from eaglelab.convert import plan, view
-from eaglelab.dialects import default_depths, sglang_ids
+from eaglelab.dialects import ADD_ONE_IF_FIRST_IS_ONE, ADD_ONE_UNLESS_LAST, default_depths, sglang_ids
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch, Target
 from eaglelab.served import loading, refusals
@@ -81,6 +81,15 @@ def _layer_ids(checkpoint: Checkpoint, target: Target | None) -> dict[str, Any]:
         "= depth",
         "default": list(default_depths(architecture, layers)) if architecture and layers else None,
     }
+
+
+def _sglang_rule(architecture: str | None) -> str:
+    where = f"SGLang on {architecture}" if architecture else "SGLang on most architectures"
+    if architecture in ADD_ONE_IF_FIRST_IS_ONE:
+        return f"{where}: id i is depth i + 1 if the first id is 1, else depth i"
+    if architecture in ADD_ONE_UNLESS_LAST:
+        return f"{where}: id i is depth i + 1, or depth i if the largest id is the number of layers"
+    return f"{where}: id i is depth i + 1"
 
 
 def _served(checkpoint: Checkpoint, target: TargetModel | None, launch: Launch) -> dict[str, Any]:

@@ -9,8 +9,9 @@ versions are taken to do the same; a replay of the server is the proof.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from eaglelab.checkpoint import Checkpoint
 from eaglelab.dialects import default_depths, sglang_depths
@@ -59,8 +60,8 @@ class Loading:
     params: dict[str, ParamSource] = field(default_factory=dict)
 
 
-def engine_config(checkpoint: Checkpoint, launch: Launch) -> dict[str, Any]:
-    """The drafter's config as SGLang sees it.
+def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
+    """The drafter as SGLang sees it: --json-model-override-args changes its config too.
 
     BadInput if this engine or class is not one that is modelled.
     """
@@ -80,7 +81,14 @@ def engine_config(checkpoint: Checkpoint, launch: Launch) -> dict[str, Any]:
         )
     if launch.algorithm == "EAGLE" and launch.flag("--speculative-token-map"):
         raise BadInput("--speculative-token-map with --speculative-algorithm EAGLE is not modelled")
-    return checkpoint.config
+    if not (text := launch.flag("--json-model-override-args")):
+        return checkpoint
+    try:
+        config = checkpoint.config | json.loads(text)
+    except (TypeError, json.JSONDecodeError) as error:
+        raise BadInput(f"--json-model-override-args {text!r}: not a JSON object ({error})") from error
+    settings = checkpoint.spelling.read(config, f"{where} with --json-model-override-args")
+    return replace(checkpoint, config=config, settings=settings)
 
 
 def parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
@@ -139,7 +147,7 @@ def place(name: str, params: dict[str, Rule]) -> tuple[str, str | None] | None:
 
 def loading(checkpoint: Checkpoint, launch: Launch) -> Loading:
     """What the loader takes, drops and leaves, as `load_weights` and then `init_lm_head` do it."""
-    engine_config(checkpoint, launch)
+    checkpoint = as_launched(checkpoint, launch)
     params = parameters(checkpoint)
     filled: dict[str, dict[str | None, str]] = {name: {} for name in params}
     dropped = []
@@ -217,6 +225,7 @@ def served(checkpoint: Checkpoint, launch: Launch) -> tuple[Feed, Wiring]:
 
     BadInput if the engine would stop on this checkpoint, with the reason.
     """
+    checkpoint = as_launched(checkpoint, launch)
     if problems := refusals(checkpoint, launch):
         raise BadInput("; ".join(problems))
     return _feed(checkpoint, launch), _wiring(checkpoint, launch)
@@ -291,7 +300,8 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
     """Reasons why this engine does not start, or stops at the first request, with this checkpoint and
     launch.
     """
-    config, s, target = engine_config(checkpoint, launch), checkpoint.settings, launch.target
+    checkpoint = as_launched(checkpoint, launch)
+    config, s, target = checkpoint.config, checkpoint.settings, launch.target
     where = f"{checkpoint.path}/config.json"
     found = []
     if "draft_vocab_size" not in config:

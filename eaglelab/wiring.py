@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 if TYPE_CHECKING:
     from eaglelab.checkpoint import Checkpoint, TargetModel
     from eaglelab.launch import Launch, Target
@@ -85,7 +83,8 @@ class Difference:
     trained: Any
     served: Any
     inert: bool
-    why: str
+    why: str  # the proof that it is inert, else what it means
+    part: Literal["feed", "wiring"] = "wiring"
 
 
 def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed, Wiring]:
@@ -153,118 +152,17 @@ def diff(
 
     Tensors of `checkpoint` and `target` prove inertness.
     """
+    from eaglelab.inert import Evidence
+
+    evidence = Evidence(before[1], after[1], checkpoint, target)
+    parts: tuple[tuple[Literal["feed", "wiring"], Any, Any], ...] = (
+        ("feed", before[0], after[0]),
+        ("wiring", before[1], after[1]),
+    )
     found = []
-    pairs: tuple[tuple[Any, Any], ...] = ((before[0], after[0]), (before[1], after[1]))
-    for old, new in pairs:
+    for part, old, new in parts:
         for name in old.__dataclass_fields__:
             a, b = getattr(old, name), getattr(new, name)
             if a != b:
-                inert, why = _inert(name, a, b, before[1], after[1], checkpoint, target)
-                found.append(Difference(name, a, b, inert, why))
+                found.append(Difference(name, a, b, *evidence.weigh(name, a, b), part))
     return found
-
-
-_MANTISSA = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
-_EXPONENT = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
-
-
-def _inert(
-    name: str,
-    a: Any,
-    b: Any,
-    old: Wiring,
-    new: Wiring,
-    checkpoint: Checkpoint | None,
-    target: TargetModel | None,
-) -> tuple[bool, str]:
-    """Whether a difference changes nothing, and the proof (or what is lacking for one)."""
-    if name == "position_start":
-        plain = not old.rope.scaling or dict(old.rope.scaling).get("rope_type") != "dynamic"
-        return plain, "rope is relative: the same shift of every position changes no attention score"
-    if name == "dtype":
-        wider = _MANTISSA.get(b, 0) >= _MANTISSA.get(a, 99) and _EXPONENT.get(b, 0) >= _EXPONENT.get(a, 99)
-        return wider, f"every {a} number is exact in {b}" if wider else f"{b} cannot hold every {a} number"
-    if name == "embedding":
-        return _same_embedding(checkpoint, target)
-    if name == "lm_head":
-        return _same_head(b, checkpoint, target)
-    if name == "vocab_map":
-        offsets = checkpoint.d2t if checkpoint else None
-        zero = offsets is not None and not offsets.any()
-        return zero, "every offset in d2t is 0" if zero else "d2t maps draft ids to other target ids"
-    if name == "window" and checkpoint:
-        longest = max(old.max_positions, new.max_positions)
-        inside = all(w is None or w >= longest for w in (a, b)) and longest > 0
-        return (
-            inside,
-            f"no text is longer than {longest}" if inside else "keys beyond the window are seen by one only",
-        )
-    if name == "later_norm":
-        return (
-            old.layers == 1,
-            "there are no later layers" if old.layers == 1 else "another norm weight is applied",
-        )
-    if name == "norm_before_fc" and b == "none":
-        return False, "its weight cannot make up for the division by the root mean square"
-    if name == "dropped" and checkpoint:
-        return _dropped_do_nothing(set(b) - set(a), checkpoint)
-    if name == "unloaded":
-        return _ones_anyway(set(b) - set(a))
-    return False, ""
-
-
-def _same_embedding(checkpoint: Checkpoint | None, target: TargetModel | None) -> tuple[bool, str]:
-    if checkpoint is None or "embed_tokens.weight" not in checkpoint.tensors:
-        return True, "the drafter has no embedding of its own"
-    if target is None or "embed_tokens.weight" not in target.tensors:
-        if checkpoint.settings.embedding_trained is False:
-            return True, "by its config it was frozen to the target's (give --target to prove it)"
-        return False, "not proven equal to the target's: give --target"
-    same = _equal(checkpoint.tensors["embed_tokens.weight"], target.tensors["embed_tokens.weight"])
-    return same, "the drafter's embedding " + (
-        "equals the target's, number by number" if same else "is not the target's"
-    )
-
-
-def _same_head(now: str, checkpoint: Checkpoint | None, target: TargetModel | None) -> tuple[bool, str]:
-    if now != "target":
-        return (
-            False,
-            "the head that serves was never trained for this" if now == "initial" else "another head serves",
-        )
-    if checkpoint is None or target is None or "lm_head.weight" not in target.tensors:
-        return False, "not proven equal to the target's: give --target"
-    if "lm_head.weight" not in checkpoint.tensors:
-        return True, "the drafter has no head of its own"
-    same = _equal(checkpoint.tensors["lm_head.weight"], target.tensors["lm_head.weight"], cut=True)
-    rows = "the target's first rows" if same else "not the target's first rows"
-    return same, f"the drafter's head is {rows}, number by number"
-
-
-def _equal(mine: Any, theirs: Any, cut: bool = False) -> bool:
-    """Equal numbers, whatever the two dtypes. `cut`: against the first rows of the other only."""
-    from eaglelab.tensorfile import to_float32
-
-    if mine.shape[1:] != theirs.shape[1:] or mine.shape[0] > theirs.shape[0]:
-        return False
-    if not cut and mine.shape != theirs.shape:
-        return False
-    a, b = mine.array(), theirs.array()[: mine.shape[0]]
-    step = max(1, (1 << 22) // max(1, a[:1].size))
-    return all(
-        np.array_equal(to_float32(a[i : i + step], mine.dtype), to_float32(b[i : i + step], theirs.dtype))
-        for i in range(0, len(a), step)
-    )
-
-
-def _dropped_do_nothing(names: set[str], checkpoint: Checkpoint) -> tuple[bool, str]:
-    """A bias of zeros that is dropped changes nothing; any other dropped tensor does."""
-    for name in sorted(names):
-        info = checkpoint.tensors.get(name)
-        if info is None or not name.endswith(".bias") or info.array().any():
-            return False, f"{name} was trained and is not used"
-    return True, "every dropped tensor is a bias of zeros"
-
-
-def _ones_anyway(names: set[str]) -> tuple[bool, str]:
-    return not names, f"{sorted(names)[0]} is at its initial value" if names else ""

@@ -1,0 +1,176 @@
+"""Which differences between two wirings change nothing: proven by tensors, or else not claimed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eaglelab.checkpoint import Checkpoint, TargetModel
+from eaglelab.tensorfile import TensorInfo, to_float32
+from eaglelab.wiring import Wiring
+
+MANTISSA = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+EXPONENT = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
+ROWS = 1 << 22  # numbers compared in one step
+
+# What a difference means, where no tensor could make it harmless.
+MEANING = {
+    "depths": "the rows come from other layers of the target than the trainer's, or in another order",
+    "width": "a row has another width than `fc` was trained on",
+    "final_norm": "rows that went through the target's final norm, or should have",
+    "basis": "the target's hidden states are in another basis",
+    "fc": "without fc the target's rows stand in the drafter's place as they are",
+    "residual": "the first residual is taken before or after hidden_norm",
+    "feedback": "later steps are fed the hidden state before or after the final norm",
+    "rope": "positions are rotated by other angles",
+    "qk_norm": "queries and keys are normed on one side only",
+    "layers": "another number of layers",
+    "eps": "another epsilon in every norm",
+    "max_positions": "texts beyond the smaller maximum are treated differently",
+    "logits_width": "another number of tokens can be drafted",
+    "token_shift": "rows are paired with other tokens",
+    "step_offset": "draft steps stand at other positions than the text goes on at",
+    "tree_kv": "branches of a tree see other keys",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What can prove a difference harmless."""
+
+    trained: Wiring
+    served: Wiring
+    checkpoint: Checkpoint | None
+    target: TargetModel | None
+
+    def weigh(self, name: str, a: Any, b: Any) -> tuple[bool, str]:
+        """Whether field `name`, `a` in training and `b` in serving, changes nothing; and why, or what it
+        means.
+        """
+        rule = getattr(self, f"_{name}", None)
+        return rule(a, b) if rule else (False, MEANING.get(name, "not the same"))
+
+    def _position_start(self, a: int, b: int) -> tuple[bool, str]:
+        plain = dict(self.trained.rope.scaling).get("rope_type") != "dynamic"
+        return plain, "rope is relative: the same shift of every position changes no attention score"
+
+    def _dtype(self, a: str, b: str) -> tuple[bool, str]:
+        wider = MANTISSA.get(b, 0) >= MANTISSA.get(a, 99) and EXPONENT.get(b, 0) >= EXPONENT.get(a, 99)
+        return wider, f"every {a} number is exact in {b}" if wider else f"{b} cannot hold every {a} number"
+
+    def _norm_before_fc(self, a: str, b: str) -> tuple[bool, str]:
+        bypassed = self.trained.fc == self.served.fc == "bypassed"
+        return (
+            bypassed,
+            "fc is bypassed" if bypassed else "even with weights of one it divides by the root mean square",
+        )
+
+    def _vocab_map(self, a: str, b: str) -> tuple[bool, str]:
+        offsets = self.checkpoint.d2t if self.checkpoint else None
+        zero = offsets is not None and not offsets.any()
+        return zero, "every offset in d2t is 0" if zero else "draft ids become other target ids"
+
+    def _window(self, a: int | None, b: int | None) -> tuple[bool, str]:
+        longest = max(self.trained.max_positions, self.served.max_positions)
+        inside = longest > 0 and all(w is None or w >= longest for w in (a, b))
+        return (
+            inside,
+            f"no text is longer than {longest}" if inside else "keys further back are seen on one side only",
+        )
+
+    def _embedding(self, a: str, b: str) -> tuple[bool, str]:
+        mine, theirs = self._pair("embed_tokens.weight")
+        if mine is None:
+            return False, "the file has no embedding, and the target's is not used"
+        if theirs is None:
+            frozen = self.checkpoint is not None and self.checkpoint.settings.embedding_trained is False
+            if frozen:
+                return True, "by its config it was frozen to the target's (give --target to prove it)"
+            return False, "not proven equal to the target's: give --target"
+        same = equal_numbers(mine, theirs)
+        return (
+            same,
+            f"the drafter's embedding {'equals' if same else 'is not'} the target's, number by number",
+        )
+
+    def _lm_head(self, a: str, b: str) -> tuple[bool, str]:
+        if b != "target":
+            return (
+                False,
+                "nothing filled the head" if b == "initial" else f"the {b} head serves, not the trained one",
+            )
+        mine, theirs = self._pair("lm_head.weight")
+        if mine is None or theirs is None:
+            return False, "not proven equal to the target's: give --target"
+        rows = None
+        if self.served.vocab_map == "d2t" and self.checkpoint and self.checkpoint.d2t is not None:
+            rows = np.arange(len(self.checkpoint.d2t)) + self.checkpoint.d2t
+        same = equal_numbers(mine, theirs, np.arange(mine.shape[0]) if rows is None else rows)
+        return (
+            same,
+            f"the drafter's head {'equals' if same else 'is not'} the target's rows, number by number",
+        )
+
+    def _pair(self, name: str) -> tuple[TensorInfo | None, TensorInfo | None]:
+        mine = self.checkpoint.tensors.get(name) if self.checkpoint else None
+        return mine, self.target.tensors.get(name) if self.target else None
+
+    def _later_norm(self, a: str, b: str) -> tuple[bool, str]:
+        names = [f"layers.{n}.{kind}.weight" for n in range(1, self.trained.layers) for kind in (a, b)]
+        ones = self.checkpoint is not None and all(self._ones(name) for name in names)
+        return ones, "both norms are ones" if ones else f"{b} is applied where {a} was trained"
+
+    def _ones(self, name: str) -> bool:
+        """Whether a norm's weight is all ones: in the file, or because nothing fills it."""
+        info = self.checkpoint.tensors.get(name) if self.checkpoint else None
+        return (
+            bool((to_float32(info.array(), info.dtype) == 1).all()) if info else name in self.served.unloaded
+        )
+
+    def _unloaded(self, a: tuple[str, ...], b: tuple[str, ...]) -> tuple[bool, str]:
+        """A norm that stays at ones is harmless only where the trainer's own norm of that place is ones
+        too.
+        """
+        new = sorted(set(b) - set(a))
+        for name in new:
+            place = name.replace(self.served.later_norm, self.trained.later_norm)
+            if place == name or name.startswith("layers.0.") or not self._ones(place):
+                return False, f"nothing fills {name}: it keeps its initial value"
+        return True, "every one is a norm that was trained to ones" if new else "all are filled"
+
+    def _dropped(self, a: tuple[str, ...], b: tuple[str, ...]) -> tuple[bool, str]:
+        for name in sorted(set(b) - set(a)):
+            info = self.checkpoint.tensors.get(name) if self.checkpoint else None
+            if info is None or not name.endswith(".bias") or info.array().any():
+                return False, f"{name} was trained and has no effect"
+        return True, "every one is a bias of zeros" if set(b) - set(a) else "all are used"
+
+    def _attention_bias(self, a: bool, b: bool) -> tuple[bool, str]:
+        return self._zero_biases("q_proj.bias", "k_proj.bias", "v_proj.bias")
+
+    def _output_bias(self, a: bool, b: bool) -> tuple[bool, str]:
+        return self._zero_biases("o_proj.bias")
+
+    def _zero_biases(self, *ends: str) -> tuple[bool, str]:
+        tensors = self.checkpoint.tensors if self.checkpoint else {}
+        found = [info for name, info in tensors.items() if name.endswith(ends)]
+        zero = bool(found) and not any(info.array().any() for info in found)
+        return zero, "they are zeros" if zero else "they are added on one side only"
+
+
+def equal_numbers(mine: TensorInfo, theirs: TensorInfo, rows: np.ndarray | None = None) -> bool:
+    """Equal numbers, whatever the two dtypes; against those `rows` of `theirs` if given."""
+    count = theirs.shape[0] if rows is None else len(rows)
+    if mine.shape[1:] != theirs.shape[1:] or mine.shape[0] != count:
+        return False
+    if rows is not None and not (rows.min(initial=0) >= 0 and rows.max(initial=0) < theirs.shape[0]):
+        return False
+    a, b = mine.array(), theirs.array()
+    step = max(1, ROWS // max(1, a[:1].size))
+    for i in range(0, count, step):
+        part = b[i : i + step] if rows is None else b[rows[i : i + step]]
+        if not np.array_equal(to_float32(a[i : i + step], mine.dtype), to_float32(part, theirs.dtype)):
+            return False
+    return True
