@@ -183,9 +183,11 @@ class Capture:
 
     @property
     def launch(self) -> Launch:
-        from eaglelab.launch import Launch
+        """The launch as the server's facts say it, with the target's facts."""
+        from eaglelab.launch import Launch, Target
 
-        return Launch.from_server(self.facts)
+        target = self.facts.get("target")
+        return Launch.from_server(self.facts, target=Target(**target) if target else None)
 
     @property
     def ranks(self) -> dict[str, dict[str, Any]]:
@@ -281,7 +283,19 @@ def _read_meta(path: Path) -> dict[str, Any]:
     for name in ("server", "ranks", "requests"):
         if not isinstance(meta.get(name), dict):
             raise BadInput(f"{path}: {name}: an object is needed, found {type(meta.get(name)).__name__}")
+    for rid, sent in meta["requests"].items():
+        if not isinstance(sent, dict) or not all(
+            _ids(sent.get(name)) for name in ("input_ids", "output_ids")
+        ):
+            raise BadInput(f"{path}: requests.{rid}: input_ids and output_ids are token ids or null")
+    for rank, counts in meta["ranks"].items():
+        if not isinstance(counts, dict) or not isinstance(counts.get("dropped_rids", {}), dict):
+            raise BadInput(f"{path}: ranks.{rank}: counts and dropped_rids are needed")
     return meta
+
+
+def _ids(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(type(i) is int for i in value))
 
 
 def _read_events(capture: Capture) -> Iterator[Event]:

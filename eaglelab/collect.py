@@ -38,6 +38,7 @@ def capture_server(
     depths: Sequence[int] | None = None,
     target: bool = False,
     ignore_eos: bool = False,
+    texts: Sequence[Sequence[int]] = (),
     batch: int | None = None,
     max_bytes: int = 32 << 30,
     all_traffic: bool = False,
@@ -47,10 +48,11 @@ def capture_server(
     """Send `prompts` greedily to an armed server and collect what its drafter was fed.
 
     out: a directory that does not exist, or is empty. all_ranks: record every tensor-parallel rank.
-    reprefill: send each text again as one prefill, recording the residual stream at `depths` (None: all).
-    target: also fetch the target's embedding, norm and head. batch: requests at a time (None: up to 8, or
-    the server's maximum). patience: seconds for the ranks to arm and to close. Raises AttachError,
-    BadInput.
+    reprefill: send each text again as one prefill, recording the residual stream at `depths` (None:
+    all). target: also fetch the target's embedding, norm and head. texts: token ids that are only
+    prefilled (the trainer's stored texts, for rung 3), under the request ids PREFIX-stored-<i>. batch:
+    requests at a time (None: up to 8, or the server's maximum). patience: seconds for the ranks to arm
+    and to close. Raises AttachError, BadInput.
     """
     out, show = Path(out), progress or bar()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -61,7 +63,8 @@ def capture_server(
     asked = as_prompts(prompts)
     size = batch or min(8, int(facts.fields.get("max_running_requests") or 8))
     order = server.arm(
-        all_ranks=all_ranks, target=target, all_traffic=all_traffic, max_requests=max(256, len(asked)),
+        all_ranks=all_ranks, target=target, all_traffic=all_traffic,
+        max_requests=max(256, len(asked) + len(texts)),
         max_bytes=max_bytes, ttl_s=3600.0,
     )  # fmt: skip
     meta: dict[str, Any] = {
@@ -74,6 +77,9 @@ def capture_server(
     try:
         status = _wait(server, lambda r: r["armed"] == order["id"], patience, "arm")
         answers = _send(server, asked, order["rid_prefix"], max_new_tokens, ignore_eos, size, meta, show)
+        if texts:
+            stored = as_prompts([list(ids) for ids in texts])
+            _send(server, stored, order["rid_prefix"] + "stored-", 1, True, size, meta, show, "stored texts")
         meta["reprefill"] = {"state": "not asked", "requests": {}}
         if reprefill:
             _reprefill(server, status, order, facts, meta, depths, show)
@@ -131,12 +137,12 @@ def _wait(server: Server, ready: Callable[[dict], bool], patience: float, what: 
 
 def _send(
     server: Server, prompts: list[Prompt], prefix: str, max_new_tokens: int, ignore_eos: bool, size: int,
-    meta: dict[str, Any], show: Progress,
+    meta: dict[str, Any], show: Progress, what: str = "prompts",
 ) -> list[Answer]:  # fmt: skip
     """Generate in batches; what was sent and answered goes to meta["requests"]."""
     ids = [server.token_ids(prompt) for prompt in prompts]
     answers: list[Answer] = []
-    show("prompts", 0, len(prompts))
+    show(what, 0, len(prompts))
     for group in _groups([one is None for one in ids], size):
         sent: Any = [ids[i] if ids[i] is not None else prompts[i].prompt for i in group]
         got = server.generate(sent, max_new_tokens, [f"{prefix}{i:04d}" for i in group], ignore_eos)
@@ -149,7 +155,7 @@ def _send(
                 "counters": {k: v for k, v in answer.meta_info.items() if k.startswith("spec_")},
                 "finish_reason": answer.meta_info.get("finish_reason"),
             }
-        show("prompts", len(answers), len(prompts))
+        show(what, len(answers), len(prompts))
     return answers
 
 
@@ -294,7 +300,6 @@ def write_target(folder: Path, shards: list[Path], model: dict[str, Any]) -> Non
     """Join the ranks' rows of the target's tensors, cut to the vocabulary: target.safetensors and
     config.json.
     """
-    from safetensors import serialize_file
     from safetensors.numpy import load_file
 
     facts = model["target"]
@@ -314,10 +319,7 @@ def write_target(folder: Path, shards: list[Path], model: dict[str, Any]) -> Non
     if lost:
         raise AttachError(f"the target's {', '.join(lost)}: rows are missing; a rank was not seen")
     folder.mkdir()
-    entries: dict[str, Any] = {
-        n: {"dtype": dtypes[n], "shape": list(a.shape), "data": a.tobytes()} for n, a in whole.items()
-    }
-    serialize_file(entries, folder / "target.safetensors")
+    _save(folder / "target.safetensors", whole, dtypes)
     config = {
         "architectures": [facts["architecture"]],
         "hidden_size": facts["hidden_size"],
@@ -327,3 +329,25 @@ def write_target(folder: Path, shards: list[Path], model: dict[str, Any]) -> Non
         **model["target_config"],
     }
     write_json(folder / "config.json", config)
+
+
+def _save(path: Path, tensors: dict[str, np.ndarray], dtypes: dict[str, str]) -> None:
+    """A safetensors file under the tensors' true dtypes, bfloat16 among them, which numpy cannot name."""
+    codes = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+    header, offset = {}, 0
+    for name, array in tensors.items():
+        end = offset + array.nbytes
+        header[name] = {
+            "dtype": codes[dtypes[name]],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for array in tensors.values():
+            out.write(np.ascontiguousarray(array).data)
+        out.flush()
+        os.fsync(out.fileno())

@@ -26,11 +26,13 @@ MAX_JSON = 256 << 20  # bytes of one JSON answer
 FIRST_WITH_PLUGINS = (0, 5, 11)
 EAGLES = ("EAGLE", "EAGLE3", "NEXTN")
 STILL_WORKS = "Facts, counters and a static diagnosis still work; a capture and a report do not."
-# Kept of /server_info besides `launch.SERVER_FIELDS` and speculative_*: never the launch command or a key.
+# Kept of /server_info and /model_info besides `launch.SERVER_FIELDS`: never the launch command or a key.
 FACTS = (
     "model_path", "served_model_name", "version", "dtype", "tp_size", "nnodes", "max_running_requests",
     "tokenizer_worker_num", "is_embedding", "random_seed", "architectures", "model_type", "weight_version",
-    "skip_tokenizer_init", "max_total_tokens", "ep_size", "disable_cuda_graph_padding",
+    "skip_tokenizer_init", "max_total_tokens", "ep_size", "speculative_algorithm", "speculative_num_steps",
+    "speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_draft_model_path",
+    "speculative_draft_window_size",
 )  # fmt: skip
 
 
@@ -152,9 +154,7 @@ class Server:
         model = self._first("/model_info", "/get_model_info")
         wanted = (*FACTS, *SERVER_FIELDS)
         fields = {
-            name: value
-            for name, value in {**model, **info}.items()
-            if (name in wanted or name.startswith("speculative_")) and _plain(value)
+            name: value for name, value in {**model, **info}.items() if name in wanted and _plain(value)
         }
         states = [s for s in info.get("internal_states") or [] if isinstance(s, dict)]
         lengths = [s.get("avg_spec_accept_length") for s in states]

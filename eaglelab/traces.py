@@ -210,7 +210,12 @@ def _round(event: Event, j: int, n: int, committed: list[int], draft: tuple[Even
         return Round(n, [], None, accept_len, committed)
     source, k = draft
     child, sibling = source.data.get("next_token"), source.data.get("next_sibling")
-    parents = parents_of(child[k], sibling[k]) if source.data["topk"] > 1 and child and sibling else None
+    parents = None
+    if source.data["topk"] > 1:
+        try:
+            parents = parents_of(child[k], sibling[k])
+        except (TypeError, ValueError, LookupError) as error:
+            raise source.fail(f"next_token[{k}]", f"not the links of a tree: {error}") from error
     fed = Slice(source, "fed", k, 1) if "fed" in source.data["tensors"] else None
     return Round(n, source.data["token_ids"][k], parents, accept_len, committed, fed)
 
