@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import html as _html
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 # Okabe-Ito, with tints pale enough for dark text. Colour never stands alone: a mark and a word go with it.
 INK, MUTED, RULE, PAPER = "#1a1a1a", "#555555", "#d0d0d0", "#ffffff"
@@ -127,53 +126,3 @@ def code(text: object) -> Html:
     """A command or a flag, to copy."""
     style = f"color:{INK};background:{TINT[GREY]};padding:1px 5px;white-space:pre-wrap;{_MONO}"
     return element("code", text, style=style)
-
-
-def findings_table(findings: Iterable[Any]) -> Html:
-    """Findings (records.Finding), failed first."""
-    order = ("failed", "errored", "skipped", "passed")
-    rows = [
-        (outcome(f.verdict), lines((element("b", f.title), code(f.fault))), f.rung, lines(f.evidence), f.fix,
-         f.predicted_accept_length)
-        for f in sorted(findings, key=lambda f: order.index(f.verdict))
-    ]  # fmt: skip
-    header = ("outcome", "finding", "rung", "evidence", "fix", "predicted accept length")
-    return table(
-        header, rows, f"{len(rows)} findings; accept length = tokens committed per verify, bonus included"
-    )
-
-
-def wiring_table(differences: Iterable[Any]) -> Html:
-    """Differences (wiring.Difference) between what was trained and what is served; those that count first."""
-    rows = [
-        (
-            d.field,
-            d.trained,
-            d.served if d.inert else element("b", d.served),
-            d.inert and "inert" or "counts",
-            d.why,
-        )
-        for d in sorted(differences, key=lambda d: d.inert)
-    ]
-    if not rows:
-        return panel("Trained and served do the same with this checkpoint: no field differs.")
-    return table(
-        ("field", "trained", "served", "effect", "why"),
-        rows,
-        "inert = the tensors prove that it changes nothing",
-    )
-
-
-def facts_table(facts: Mapping[str, Any], caption: str | None = None) -> Html:
-    """Nested facts, one line a leaf, dotted names."""
-    return table(("what", "value"), list(_leaves(facts)), caption)
-
-
-def _leaves(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
-    for name, value in facts.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, (list, tuple)):
-            yield prefix + str(name), ", ".join(map(str, value)) or None
-        else:
-            yield prefix + str(name), str(value) if isinstance(value, (int, float)) else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eaglelab.html import BLUE, GREY, INK, RULE, VERMILLION
@@ -17,6 +17,8 @@ from eaglelab.html import BLUE, GREY, INK, RULE, VERMILLION
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from eaglelab.ladder import Ladder
 
 SERIES = ("#0072B2", "#E69F00", "#CC79A7", "#000000", "#56B4E9", "#009E73", "#D55E00")
 MARKERS, STYLES = "osD^vPX", ("-", "--", "-.", ":", "-", "--", "-.")
@@ -37,7 +39,7 @@ _RC: Any = {
 
 
 @dataclass(frozen=True)
-class Rung:
+class Bar:
     """One line of the ladder figure. `texts` names the texts measured: rungs compare only within the same
     texts."""
 
@@ -52,14 +54,47 @@ class Rung:
     failed: str = ""  # "wiring" if the drop from the rung above to this one failed
 
 
-def ladder(rungs: Sequence[Rung], top: float | None = None) -> Figure:
+WHAT = {
+    "1": ("every step given the stored feature", "stored"),
+    "2": ("trained wiring, own drafts fed back", "stored"),
+    "3.stored": ("as the server feeds it, trained wiring", "stored"),
+    "3": ("as the server feeds it, trained wiring", "generated"),
+    "4": ("as the server feeds it, served wiring", "generated"),
+    "5": ("the server itself", "generated"),
+}
+
+
+def bars(found: Ladder | None) -> list[Bar]:
+    """The rungs of a climbed ladder (ladder.Ladder) as lines of the figure; None: none could be measured."""
+    if found is None:
+        return [Bar(f"rung {n[0]}", *WHAT[n], reason="no ladder was climbed; see the findings") for n in WHAT]
+    from eaglelab import paired
+    from eaglelab.ladder import MEANING
+
+    failed = {below: meaning for (_, below), meaning in MEANING.items() if meaning in found.failed}
+    out = []
+    for name, rung in found.rungs.items():
+        label = Bar(f"rung {name[0]}", *WHAT[name], reason=rung.reason or "", failed=failed.get(name, ""))
+        if rung.rounds is not None:
+            label = replace(
+                label,
+                value=rung.accept_length,
+                interval=paired.interval(rung.rounds),
+                positions=rung.rounds.acceptance,
+                count=len(rung.rounds.lengths),
+            )
+        out.append(label)
+    return out
+
+
+def ladder(rungs: Sequence[Bar], top: float | None = None) -> Figure:
     """Accept length per rung with its 95 % interval, from the trainer's features down to the live server.
 
     top: the most that one verify can commit (steps + 1); it fixes the axis, so that two runs compare.
     """
     figure, (axes,) = _figure(1, height=0.62 * len(rungs) + 1.3)
     right = max([top or 1.5] + [1.05 * r.value for r in rungs if r.value is not None])
-    above: Rung | None = None
+    above: Bar | None = None
     for y, rung in enumerate(rungs):
         if rung.value is None:
             reason = textwrap.fill(f"not measured: {rung.reason}", 78, max_lines=2, placeholder=" …")
@@ -88,7 +123,7 @@ def ladder(rungs: Sequence[Rung], top: float | None = None) -> Figure:
     return figure
 
 
-def _rung_label(rung: Rung) -> str:
+def _rung_label(rung: Bar) -> str:
     unit = "starts" if rung.texts == "stored" else "rounds"
     return f"{rung.name}: {rung.what}\n{rung.texts} texts" + (
         f", n = {rung.count} {unit}" if rung.count else ""
@@ -99,7 +134,7 @@ def _title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=12, color=INK, pad=10)
 
 
-def acceptance(rungs: Sequence[Rung]) -> Figure:
+def acceptance(rungs: Sequence[Bar]) -> Figure:
     """Acceptance at each draft position, given that the positions before it were accepted; one line a
     rung."""
     figure, (axes,) = _figure(1, height=3.8)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from eaglelab.html import BLUE, GREY, INK, ORANGE, TINT, VERMILLION, Html, element, panel, printable
+
+if TYPE_CHECKING:
+    from eaglelab.evidence import Evidence
+    from eaglelab.traces import Trace
 
 Fate = Literal["accepted", "rejected", "not reached", "bonus", "prompt"]
 # The mark goes with the colour, so that neither is needed to read the other.
@@ -109,3 +114,100 @@ def _legend() -> Html:
     ]
     tail = "bonus: the token that the target adds to every verify"
     return element("p", *map(Html, named), f"  {tail}", style="font-size:12px")
+
+
+def of_evidence(evidence: Evidence) -> Html:
+    """The first complete request of a diagnosis: what the server drafted and what the target took of it."""
+    requests = evidence.capture.requests.values() if evidence.capture else ()
+    trace = next((t for t in requests if t.state == "complete" and t.rounds), None)
+    if trace is None:
+        return panel(f"No prompt to replay: {evidence.why_not('capture')}")
+    word = vocabulary(
+        [evidence.target and evidence.target.path, evidence.launch.target_path, evidence.checkpoint.path]
+    )
+    chances = _chances(evidence, trace)
+    steps = []
+    for r in trace.rounds:
+        places = _depths(len(r.draft_tokens), r.parents)
+        drafts = [
+            Token(token, r.n + depth, fate, word(token), chances.get((r.n, i)))
+            for i, (token, fate, depth) in enumerate(
+                zip(r.draft_tokens, fates(r.draft_tokens, r.parents, r.committed), places, strict=True)
+            )
+        ]
+        bonus = Token(r.committed[-1], r.n + r.accept_len, "bonus", word(r.committed[-1]))
+        steps.append(Step(drafts, bonus, r.accept_len))
+    start = trace.rounds[0].n + 1
+    prompt = [Token(t, i, "prompt", word(t)) for i, t in enumerate(trace.tokens[:start])]
+    total = sum(r.accept_len for r in trace.rounds) / len(trace.rounds)
+    caption = (
+        f"Request {trace.rid}: {trace.prompt_len} prompt tokens (the last 40 below), {len(trace.rounds)} "
+        f"rounds, accept length {total:.2f}. Hover over a token for its id, position and the drafter's "
+        "probability."
+    )
+    return token_strip(prompt, steps, caption)
+
+
+def vocabulary(folders: Sequence[Any]) -> Callable[[int], str | None]:
+    """Token id -> text, by the first tokenizer.json found; without one every text is None and ids are
+    shown."""
+    for folder in folders:
+        path = Path(folder or "") / "tokenizer.json"
+        if folder and path.is_file():
+            try:
+                from tokenizers import Tokenizer
+
+                tokenizer = Tokenizer.from_file(str(path))
+            except (
+                Exception
+            ):  # the library raises bare Exceptions; a report is no place to fail over a tokenizer
+                continue
+            return lambda token: tokenizer.decode([token], skip_special_tokens=False)
+    return lambda token: None
+
+
+def _depths(count: int, parents: Sequence[int] | None) -> list[int]:
+    """Position of each draft token after the root."""
+    depth = [0]
+    for i in range(count):
+        depth.append(depth[i if parents is None else parents[i]] + 1)
+    return depth[1:]
+
+
+def _chances(evidence: Evidence, trace: Trace) -> dict[tuple[int, int], float]:
+    """(rows before the round, index of the draft token) -> the drafter's probability, where replay drafts the
+    same."""
+    if (
+        evidence.served is None
+        or evidence.target is None
+        or evidence.ladder is None
+        or not evidence.ladder.replay
+    ):
+        return {}
+    import torch
+
+    from eaglelab.drafter import Drafter
+    from eaglelab.drafting import Drafting
+    from eaglelab.simulate import captured_text
+
+    wiring, launch, text = evidence.served[1], evidence.launch, captured_text(trace)
+    drafter = Drafter(evidence.checkpoint, wiring, evidence.target, "cpu", getattr(torch, wiring.dtype))
+    rounds = [r for r in trace.rounds if r.draft_tokens]
+    count = len(rounds[0].draft_tokens) if rounds else 0
+    rounds = [r for r in rounds if len(r.draft_tokens) == count]
+    state, starts = Drafting.over(drafter, text.tokens, text.features), [r.n for r in rounds]
+    if not rounds:
+        return {}
+    if launch.topk == 1:
+        chains = state.chain(starts, count, [r.draft_tokens for r in rounds])
+        own, chance = chains.tokens.tolist(), chains.probability.tolist()
+    else:  # a tree's score is the product along its path
+        trees = state.tree(starts, launch.steps, launch.topk, count + 1)
+        above = torch.cat([torch.ones(len(rounds), 1), trees.score.cpu()], 1).gather(1, trees.parents.cpu())
+        own, chance = trees.tokens.tolist(), (trees.score.cpu() / above).tolist()
+    return {
+        (r.n, i): chance[j][i]
+        for j, r in enumerate(rounds)
+        for i in range(count)
+        if own[j][i] == r.draft_tokens[i]
+    }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglelab import html, strip
+from eaglelab import html, strip, tables
 from eaglelab.records import Finding
 from eaglelab.wiring import Difference
 
@@ -78,9 +78,9 @@ def pieces(text):
     token = strip.Token(7, 3, "accepted", text, 0.5)
     return {
         "verdict": html.verdict_box("broken", text, text, [text, html.code(text)]),
-        "findings": html.findings_table([finding]),
-        "wiring": html.wiring_table([Difference(text, text, text, False, text)]),
-        "facts": html.facts_table({text: {text: text}, "list": [text, text]}, text),
+        "findings": tables.findings_table([finding]),
+        "wiring": tables.wiring_table([Difference(text, text, text, False, text)]),
+        "facts": tables.facts_table({text: {text: text}, "list": [text, text]}, text),
         "strip": strip.token_strip([token], [strip.Step([token], token, 2)] * 20, text),
     }
 
@@ -109,13 +109,15 @@ def test_findings_come_failed_first_with_words_not_only_colours():
         Finding(fault="b", verdict="skipped", title="second"),
         Finding(fault="a", verdict="failed", title="first", predicted_accept_length=3.684),
     ]
-    text = read(html.findings_table(findings)).text
+    text = read(tables.findings_table(findings)).text
     assert text.index("first") < text.index("second") < text.index("third")
     assert "✗ failed" in text and "– skipped" in text and "✓ passed" in text and "3.684" in text
 
 
 def test_facts_are_flattened_to_dotted_names():
-    text = read(html.facts_table({"server": {"tp": 8, "models": ["a", "b"]}, "none": None, "empty": {}})).text
+    text = read(
+        tables.facts_table({"server": {"tp": 8, "models": ["a", "b"]}, "none": None, "empty": {}})
+    ).text
     assert text == "whatvalueserver.tp8server.modelsa, bnone–empty{}"
 
 

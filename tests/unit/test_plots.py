@@ -7,15 +7,15 @@ import pytest
 from matplotlib.text import Text
 
 from eaglelab import plots
-from eaglelab.plots import Rung
+from eaglelab.plots import Bar
 from eaglelab.stats import FeatureStats
 
 TRAINED = "captured features, trained wiring"
 INCIDENT = [
-    Rung("rung 1", "every step given the stored feature", "stored", 3.92, (3.8, 4.05), [0.8, 0.7, 0.6], 1200),
-    Rung("rung 2", "trained wiring", "stored", reason="under 100 starts; " + "a very long reason " * 20),
-    Rung("rung 3", TRAINED, "generated", 3.69, (3.5, 3.9), [0.76, 0.6, 0.5], 281),
-    Rung(
+    Bar("rung 1", "every step given the stored feature", "stored", 3.92, (3.8, 4.05), [0.8, 0.7, 0.6], 1200),
+    Bar("rung 2", "trained wiring", "stored", reason="under 100 starts; " + "a very long reason " * 20),
+    Bar("rung 3", TRAINED, "generated", 3.69, (3.5, 3.9), [0.76, 0.6, 0.5], 281),
+    Bar(
         "rung 4",
         "captured features, served wiring",
         "generated",
@@ -26,7 +26,7 @@ INCIDENT = [
         "",
         "wiring",
     ),
-    Rung("rung 5", "the server itself", "generated", 1.0, (1.0, 1.0), [0, 0, 0], 1020),
+    Bar("rung 5", "the server itself", "generated", 1.0, (1.0, 1.0), [0, 0, 0], 1020),
 ]
 
 
@@ -48,7 +48,7 @@ def stats(scale=1.0):
 
 FIGURES = {
     "ladder": lambda: plots.ladder(INCIDENT, top=6),
-    "nothing measured": lambda: plots.ladder([Rung("rung 1", "w", "stored", reason="no features")]),
+    "nothing measured": lambda: plots.ladder([Bar("rung 1", "w", "stored", reason="no features")]),
     "acceptance": lambda: plots.acceptance(INCIDENT),
     "no acceptance": lambda: plots.acceptance(INCIDENT[1:2]),
     "chunks": lambda: plots.chunks(stats()),
@@ -91,7 +91,7 @@ def test_bars_end_at_their_values():
 
 
 def test_text_with_dollars_is_not_mathematics():
-    plots.png(plots.ladder([Rung("rung 1", "$\\frac{$", "stored", reason="$_$ costs $")]))
+    plots.png(plots.ladder([Bar("rung 1", "$\\frac{$", "stored", reason="$_$ costs $")]))
 
 
 def test_png_is_small():

@@ -1,0 +1,243 @@
+"""A report: one diagnosis, its records, and the pieces that a notebook shows of it.
+
+Records come first: every piece is drawn from the diagnosis that `finish` writes to report.jsonl. A notebook
+calls `measure`, shows the pieces it wants, and calls `finish` in its last cell; a run that did not reach its
+last cell has no summary and passes for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eaglelab import baseline, plots, provenance, records, runs, strip, tables
+from eaglelab.errors import BadInput
+from eaglelab.html import Html, code, panel, printable, verdict_box
+from eaglelab.params import ReportParams
+from eaglelab.progress import Progress, teller
+
+if TYPE_CHECKING:
+    from eaglelab.diagnose import Diagnosis
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def notebook() -> Path:
+    """The report's notebook; it comes with the checkout."""
+    path = CHECKOUT / "notebooks" / "regression_report.ipynb"
+    if not path.exists():
+        raise BadInput(
+            f"{path} is not there: reports run from a checkout (install it with `pip install -e .`)"
+        )
+    return path
+
+
+def run(
+    params: ReportParams,
+    *,
+    timeout: float = 3600,
+    api_key: str | None = None,
+    progress: Progress | None = None,
+) -> runs.Outcome:
+    """Run the notebook headless; a complete run leaves report.jsonl, report.html, report.ipynb and capture/
+    in `params.out` (default: runs/ and the time)."""
+    from eaglelab.page import render
+    from eaglelab.runner import run_notebook
+
+    stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
+    out = Path(params.out) if params.out else Path("runs").absolute() / stamp
+    if params.baseline:
+        baseline.load(Path(params.baseline))
+    title = f"eaglelab report {out.name}"
+    return run_notebook(
+        notebook(),
+        params.model_dump() | {"out": str(out)},
+        out,
+        timeout=timeout,
+        api_key=api_key,
+        progress=progress,
+        finish=lambda folder: render(folder / runs.NOTEBOOK, folder / runs.PAGE, title),
+    )
+
+
+def gather(params: ReportParams, folder: Path, key: str | None, progress: Progress) -> Diagnosis:
+    """The diagnosis that `params` ask for; a capture of its server goes to folder/capture."""
+    from eaglelab import diagnose
+    from eaglelab.server import Server
+
+    asked = params.model_dump(exclude={"server", "baseline", "out"})
+    server = Server(params.server, key) if params.server else None
+    return diagnose.run(server=server, out=folder, progress=progress, **asked)
+
+
+def measure(params: ReportParams) -> Report:
+    """For notebooks: gather, and compare with the baseline. The key comes from EAGLELAB_API_KEY."""
+    folder = Path(os.environ.get("EAGLELAB_WORK") or params.out or "runs/notebook")
+    folder.mkdir(parents=True, exist_ok=True)
+    return Report(params, folder, gather(params, folder, os.environ.get("EAGLELAB_API_KEY"), teller()))
+
+
+@dataclass
+class Report:
+    """What a notebook shows, piece by piece, and writes down at its end."""
+
+    params: ReportParams
+    folder: Path
+    found: Diagnosis
+    movements: list[baseline.Movement] = field(default_factory=list)
+    figures: list[records.Figure] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.params.baseline:
+            before = baseline.load(Path(self.params.baseline))
+            self.movements = baseline.compare(before, self.found.measurements)
+            self._weigh(baseline.finding(self.movements, self.params.baseline))
+        self.found.facts = provenance.facts(self.params, self.found)
+
+    def _weigh(self, extra: records.Finding) -> None:
+        """A regression makes a run broken; the fault that was found without it keeps its name."""
+        broken = extra.verdict == "failed"
+        self.found = replace(
+            self.found,
+            findings=[*self.found.findings, extra],
+            verdict="broken" if broken else self.found.verdict,
+            fault=self.found.fault or (extra.fault if broken else None),
+        )
+
+    # -- pieces, in the order of the page
+
+    def verdict(self) -> Html:
+        """Verdict, fault, what to do, and the accept lengths that say how bad it is."""
+        return verdict_box(self.found.verdict, self.found.fault, *self._verdict_lines())
+
+    def _verdict_lines(self) -> tuple[str, list[object]]:
+        found, values = self.found, self.values
+        details: list[object] = []
+        if found.verdict == "healthy":
+            skipped = sum(f.verdict == "skipped" for f in found.findings)
+            headline = "The server drafts what training promised: "
+            headline += f"no check failed{f', {skipped} skipped' if skipped else ''}."
+        elif found.verdict == "inconclusive":
+            headline = "Nothing failed, but what is needed to call it healthy could not be measured:"
+            details += [f"{m.name}: {m.reason}" for m in found.measurements if m.value is None]
+        else:
+            first = found.failed[0]
+            headline = first.title[:1].upper() + first.title[1:] + "."
+            if first.fix:
+                details.append(Html("Fix: " + code(first.fix)))
+            if first.predicted_accept_length is not None:
+                details.append(f"Accept length to expect after the fix: {first.predicted_accept_length:.2f}")
+        names = (
+            ("accept_length.rung5", "accept length now"),
+            ("accept_length.server", "by the server's own counters"),
+            ("accept_rate.old_style", "which an older server prints as an accept rate of"),
+        )
+        told = [f"{words} {values[name]:.2f}" for name, words in names if values.get(name) is not None]
+        if told:
+            details.append("; ".join(told)[:1].upper() + "; ".join(told)[1:])
+        return headline, details
+
+    def ladder(self) -> Any:
+        """The ladder as a figure."""
+        figure = plots.ladder(plots.bars(self.found.ladder), self.found.evidence.launch.steps + 1)
+        return self._figure("ladder", figure, "accept length per rung")
+
+    def acceptance(self) -> Any:
+        """Acceptance per draft position, a line a rung."""
+        figure = plots.acceptance(plots.bars(self.found.ladder))
+        return self._figure("acceptance", figure, "acceptance per draft position")
+
+    def sites(self) -> Html:
+        """Width of what is fed at each site, and the depth of each chunk of it."""
+        evidence = self.found.evidence
+        return Html(tables.sites_table(evidence) + tables.depths_table(evidence))
+
+    def wiring(self) -> Html:
+        """Where training and serving differ, by files and flags alone."""
+        evidence = self.found.evidence
+        if evidence.served is None:
+            return panel(f"This engine would not serve the drafter: {evidence.why_not('served')}")
+        return tables.wiring_table(evidence.differences)
+
+    def chunks(self) -> Any:
+        """Statistics of the hidden states per chunk, as a figure."""
+        found = self._chunks()
+        if not found:
+            return panel(f"No statistics: {self.found.evidence.why_not('stats')}")
+        return self._figure("chunks", plots.chunks(found), "row norms and values of each chunk")
+
+    def chunks_table(self) -> Html:
+        """The same in numbers."""
+        return tables.chunks_table(self._chunks())
+
+    def _chunks(self) -> list[Any]:
+        stats = self.found.evidence.stats
+        return [stats.chunk(i) for i in range(stats.chunks)] if stats else []
+
+    def steps(self) -> Html:
+        """One prompt replayed round by round."""
+        return strip.of_evidence(self.found.evidence)
+
+    def findings(self) -> Html:
+        """Every finding, failed ones first."""
+        return tables.findings_table(self.found.findings)
+
+    def comparison(self) -> Html:
+        """What moved since the baseline."""
+        if not self.params.baseline:
+            return panel("No baseline was given (--baseline DIR).")
+        return tables.comparison_table(self.movements, self.params.baseline)
+
+    def measurements(self) -> Html:
+        """Every number with its definition."""
+        return tables.measurements_table(self.found.measurements)
+
+    def provenance(self) -> Html:
+        """Where it came from, and the command that makes it again."""
+        return Html(
+            panel("Make it again: ", code(self.params.command())) + tables.facts_table(self.found.facts)
+        )
+
+    # -- the end
+
+    def finish(self) -> Html:
+        """Write report.jsonl, the summary last."""
+        path, summary = self.folder / runs.RECORDS, self.found.summary()
+        found = [*self.found.records()[:-1], *self.figures, summary]
+        records.write(path, _writable(found))
+        return panel(f"{path.name}: {len(found)} records; verdict {summary.verdict}")
+
+    @cached_property
+    def values(self) -> dict[str, float | None]:
+        return {m.name: m.value for m in self.found.measurements}
+
+    def _figure(self, name: str, figure: Any, alt: str) -> Any:
+        """Save a figure beside the records, note it as one, and hand it to the notebook as a picture."""
+        from IPython.display import Image
+
+        picture = plots.png(figure)
+        path = self.folder / "figures" / f"{name}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(picture)
+        self.figures.append(
+            records.Figure(name=name, path=f"figures/{path.name}", command=self.params.command())
+        )
+        return Image(data=picture, format="png", alt=alt)
+
+
+def _writable(found: Iterable[Any]) -> list[Any]:
+    """Records whose texts can be written as UTF-8 and read in a terminal: see `html.printable`."""
+    return [type(record).model_validate(_clean(record.model_dump())) for record in found]
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_clean(k): _clean(v) for k, v in value.items()}
+    return [_clean(v) for v in value] if isinstance(value, (list, tuple)) else value

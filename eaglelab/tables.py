@@ -1,0 +1,131 @@
+"""Tables of a report, each from the values that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eaglelab import baseline
+from eaglelab.html import Html, code, element, lines, outcome, panel, table
+
+if TYPE_CHECKING:
+    from eaglelab.evidence import Evidence
+    from eaglelab.records import Measurement
+
+
+def findings_table(findings: Iterable[Any]) -> Html:
+    """Findings (records.Finding), failed first."""
+    order = ("failed", "errored", "skipped", "passed")
+    rows = [
+        (outcome(f.verdict), lines((element("b", f.title), code(f.fault))), f.rung, lines(f.evidence), f.fix,
+         f.predicted_accept_length)
+        for f in sorted(findings, key=lambda f: order.index(f.verdict))
+    ]  # fmt: skip
+    header = ("outcome", "finding", "rung", "evidence", "fix", "predicted accept length")
+    return table(
+        header, rows, f"{len(rows)} findings; accept length = tokens committed per verify, bonus included"
+    )
+
+
+def wiring_table(differences: Iterable[Any]) -> Html:
+    """Differences (wiring.Difference) between what was trained and what is served; those that count first."""
+    rows = [
+        (
+            d.field,
+            d.trained,
+            d.served if d.inert else element("b", d.served),
+            d.inert and "inert" or "counts",
+            d.why,
+        )
+        for d in sorted(differences, key=lambda d: d.inert)
+    ]
+    if not rows:
+        return panel("Trained and served do the same with this checkpoint: no field differs.")
+    return table(
+        ("field", "trained", "served", "effect", "why"),
+        rows,
+        "inert = the tensors prove that it changes nothing",
+    )
+
+
+def facts_table(facts: Mapping[str, Any], caption: str | None = None) -> Html:
+    """Nested facts, one line a leaf, dotted names."""
+    return table(("what", "value"), list(_leaves(facts)), caption)
+
+
+def _leaves(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, (list, tuple)):
+            yield prefix + str(name), ", ".join(map(str, value)) or None
+        else:
+            yield prefix + str(name), str(value) if isinstance(value, (int, float)) else value
+
+
+def sites_table(evidence: Evidence) -> Html:
+    """Width of what is fed at each site, beside the trained one."""
+    from eaglelab.checks.feed import SITES
+
+    widths = evidence.capture.widths if evidence.capture else {}
+    trained, own = evidence.trained[0].width, evidence.checkpoint.hidden_size
+    rows = [(words, widths.get(site), own if site == "draft" else trained) for site, words in SITES.items()]
+    return table(
+        ("site", "width served", "width trained"), rows, "Width of spec_info.hidden_states, numbers a row"
+    )
+
+
+def depths_table(evidence: Evidence) -> Html:
+    """The depth that each chunk was recognised as, beside the one it was trained as."""
+    if evidence.depths is None:
+        return panel(f"Depths were not named: {evidence.why_not('depths')}")
+    trained = [f"depth {d}" for d in evidence.trained[0].depths]
+    rows = []
+    for i, c in enumerate(evidence.depths.chunks):
+        found = "none of them" if c.match == "none" else str(c.place)
+        meant = trained[i] if i < len(trained) else None
+        sure = f"{c.confidence:.0%} of {c.rows} rows"
+        rows.append((i, found, c.match, meant, c.error, c.runner_up, c.runner_up_error, sure))
+    header = (
+        "chunk",
+        "recognised as",
+        "match",
+        "trained",
+        "error",
+        "next best",
+        "its error",
+        "nearer the first",
+    )
+    caption = (
+        "Depth of each chunk, by comparing vectors with re-prefilled residual streams; error = |x - s| / |s|"
+    )
+    return table(header, rows, caption)
+
+
+def chunks_table(chunks: Iterable[Any]) -> Html:
+    """stats.ChunkStats in numbers, with what is not finite and the dimensions that stand out."""
+    rows = []
+    for c in chunks:
+        outliers = lines(f"{o.dimension} (rms x{o.rms_ratio:.1f})" for o in c.outliers[:4]) or "none"
+        norms, values = (f"{s.mean:.4g} ± {s.sd:.3g}" for s in (c.norms, c.values))
+        rows.append((c.name, c.rows, c.width, norms, values, c.nan + c.inf, c.constant_dimensions, outliers))
+    header = ("chunk", "rows", "width", "row norm", "value", "not finite", "constant dims", "outlier dims")
+    return table(header, rows, "Hidden states fed at the draft-extends, per chunk; mean ± standard deviation")
+
+
+def measurements_table(measurements: Iterable[Measurement]) -> Html:
+    """Every number with its definition."""
+    rows = []
+    for m in measurements:
+        interval = f"{m.interval[0]:.3f} to {m.interval[1]:.3f}" if m.interval else None
+        words = m.definition if m.value is not None else f"not measured: {m.reason}"
+        rows.append((m.name, m.value, m.unit, interval, m.count, words))
+    return table(("name", "value", "unit", "95 % interval", "n", "definition"), rows)
+
+
+def comparison_table(movements: Sequence[baseline.Movement], source: str) -> Html:
+    """What moved since an earlier run."""
+    moved = [m for m in movements if m.how != "same"]
+    rows = [(m.name, m.before, m.after, m.moved, m.margin, m.how) for m in moved]
+    caption = f"{len(moved)} of {len(movements)} measurements moved since {source}; {baseline.RULE}"
+    return table(("measurement", "before", "now", "moved by", "95 % interval ±", "how"), rows, caption)
