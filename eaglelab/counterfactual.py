@@ -72,7 +72,7 @@ def counterfactual(
     words += [f"config.json: {name} = {value!r}" for name, value in (config or {}).items()]
     found = Prediction(", ".join(words) or "as it is", after)
     try:
-        edited = with_config(checkpoint, config) if config else checkpoint
+        edited = checkpoint.with_config(config) if config else checkpoint
         found.feed, found.wiring = served(edited, after)
         used, found.source = _texts(capture, found.feed, _feed(checkpoint, before))
         drafter = Drafter(edited, found.wiring, target, device, getattr(torch, found.wiring.dtype))
@@ -81,26 +81,6 @@ def counterfactual(
     except BadInput as error:
         found.reason = str(error)
     return found
-
-
-def with_config(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
-    """The same tensors under an edited config.json. BadInput if the two no longer fit."""
-    from eaglelab.checkpoint import assemble
-    from eaglelab.tensorfile import read_folder
-
-    return assemble(checkpoint.path, _merged(checkpoint.config, changes), read_folder(checkpoint.path))
-
-
-def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    out = dict(config)
-    for name, value in changes.items():
-        if value is None:
-            out.pop(name, None)
-        elif isinstance(value, Mapping) and isinstance(out.get(name), Mapping):
-            out[name] = _merged(out[name], value)
-        else:
-            out[name] = value
-    return out
 
 
 def _feed(checkpoint: Checkpoint, launch: Launch) -> Feed | None:

@@ -41,7 +41,7 @@ class Drop:
     @property
     def failed(self) -> bool | None:
         """The interval excludes 0 and the loss exceeds 5 %; None: no interval."""
-        return None if self.interval is None else self.interval[0] > 0 and self.share > 0.05
+        return None if self.interval is None else self.interval[0] > 0 and self.share > 0.05 + 1e-9
 
 
 def interval(rounds: Rounds) -> tuple[float, float] | None:

@@ -79,7 +79,7 @@ def stored_texts(stored: Any, feed: Feed) -> Iterator[StoredText]:
 
 
 def usable_starts(text: StoredText, target: TargetModel, steps: int) -> np.ndarray:
-    """Starts n with tokens n + 1 ... n + S all the target's argmax (right[i]: token i + 1 is the one at i)."""
+    """Starts n with tokens n + 1 ... n + S all the target's argmax (right[i]: token i + 1 is it)."""
     truth = target_argmax(target, text.last)
     right: np.ndarray = np.asarray(truth[:-1] == np.asarray(text.tokens[1:]))
     if len(right) < steps + 1:
