@@ -137,17 +137,20 @@ def climb(
     stored: Any = None,
     launch: Launch | None = None,
     device: str = "cpu",
+    served_as: Checkpoint | None = None,
 ) -> Ladder:
     """Measure every rung that the evidence allows; the others say what is missing.
 
     stored: eaglelab.features.StoredFeatures. launch: how the server was started, if the capture should
-    not be believed. The target gives the truth on stored text and what the drafter shares with it.
+    not be believed. served_as: the same drafter in the form that the engine loads, if
+    `checkpoint` is in another. The target gives the truth on stored text and what the drafter shares with it.
     """
     launch = launch or (capture.launch if capture else None)
     launch = launch.with_target(target.facts) if launch else None
     speculation = Speculation.of(launch) if launch else Speculation(5, 1, 6)
     feed, wiring = trained(checkpoint, target.facts)
-    actual, why = _served(checkpoint, launch)
+    form = served_as or checkpoint
+    actual, why = _served(form, launch)
     dtype = getattr(torch, actual[1].dtype if actual else wiring.dtype)
     drafter = Drafter(checkpoint, wiring, target, device, dtype)
     ladder = Ladder({name: Rung(name) for name in ("1", "2", "3.stored", "3", "4", "5")}, speculation.steps)
@@ -157,7 +160,7 @@ def climb(
             ladder.rungs[name].reason = "no capture: give --server or --capture"
     else:
         _rung5(ladder, capture, launch)
-        _rung4(ladder, capture, speculation, checkpoint, target, actual, why, device, dtype)
+        _rung4(ladder, capture, speculation, form, target, actual, why, device, dtype)
         _rung3(ladder, capture, speculation, drafter, feed)
     for (above, below), meaning in MEANING.items():
         upper, lower = ladder.rungs[above].rounds, ladder.rungs[below].rounds

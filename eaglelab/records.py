@@ -1,7 +1,8 @@
 """Records: what every run leaves behind, one JSON object a line (`report.jsonl`).
 
-Typed records come first and rendering second: a scheduler, a baseline comparison and the HTML page all read these.
-The last line is the one summary, whose totals must add up. Nothing checked is a failure, never a pass.
+Typed records come first and rendering second: a scheduler, a baseline comparison and the HTML page all read
+these. The last line is the one summary, whose totals must add up. Nothing checked is a failure, never a
+pass.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Provenance(_Record):
 
 
 class Measurement(_Record):
-    """One number with its definition. `value` is None when it could not be measured; then `reason` says why."""
+    """One number with its definition. `value` None: it could not be measured, and `reason` says why."""
 
     type: Literal["measurement"] = "measurement"
     name: str
@@ -49,7 +50,7 @@ class Measurement(_Record):
 
 
 class Finding(_Record):
-    """One check's result. `fault` is the slug of the catalogue; `evidence` is what was seen, in plain words."""
+    """One check's result. `fault` is a slug of the catalogue, `evidence` what was seen, in plain words."""
 
     type: Literal["finding"] = "finding"
     fault: str
@@ -91,16 +92,21 @@ class Summary(_Record):
         return self
 
 
-Record = Annotated[
-    Provenance | Measurement | Finding | Figure | Summary, Field(discriminator="type")
-]
+Record = Annotated[Provenance | Measurement | Finding | Figure | Summary, Field(discriminator="type")]
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
 def summarise(findings: Iterable[Finding], verdict: Verdict, fault: str | None) -> Summary:
     outcomes = [f.verdict for f in findings]
-    counts = {o: outcomes.count(o) for o in ("passed", "failed", "skipped", "errored")}
-    return Summary(verdict=verdict, fault=fault, total=len(outcomes), **counts)
+    return Summary(
+        verdict=verdict,
+        fault=fault,
+        passed=outcomes.count("passed"),
+        failed=outcomes.count("failed"),
+        skipped=outcomes.count("skipped"),
+        errored=outcomes.count("errored"),
+        total=len(outcomes),
+    )
 
 
 def write(path: Path, records: Iterable[Record]) -> None:

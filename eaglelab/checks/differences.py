@@ -1,0 +1,45 @@
+"""Differences between training and serving, in words that an engineer can act on."""
+
+from __future__ import annotations
+
+from eaglelab.evidence import Evidence
+from eaglelab.wiring import Difference
+
+
+def describe(difference: Difference, evidence: Evidence) -> str:
+    """One sentence for one difference. Falls back to field, both values and the reason."""
+    feed, wiring = evidence.served or evidence.trained
+    a, b = difference.trained, difference.served
+    if difference.field == "width":
+        return f"the drafter is fed {b:,} numbers a token where {a:,} were trained"
+    if difference.field == "depths":
+        norm = " (after the final norm)" if feed.final_norm else ""
+        return f"depths fed: {_list(b)}{norm}; trained: {_list(a)}"
+    if difference.field == "final_norm":
+        what = "went through the target's final norm" if b else "did not go through the target's final norm"
+        return f"the rows that are fed {what}; in training they {'did' if a else 'did not'}"
+    if difference.field == "fc" and b == "bypassed":
+        width = f"rows {feed.width:,} wide have the drafter's own width"
+        return f"fc is bypassed: {width}, and its shape check skips fc"
+    if difference.field == "lm_head" and b == "target":
+        return (
+            f"the target's lm_head, cut to its first {wiring.logits_width:,} rows (the draft vocabulary), "
+            "stands in place of the drafter's"
+        )
+    if difference.field == "lm_head" and b == "initial":
+        return "lm_head stays at its initial value: the file has none that this engine takes"
+    if difference.field == "vocab_map" and b == "dropped":
+        return "d2t is not applied: draft ids are taken for target ids"
+    if difference.field in ("unloaded", "dropped"):
+        verb = (
+            "stay at their initial values" if difference.field == "unloaded" else "are dropped without a word"
+        )
+        names = [n for n in b if n not in a]
+        return f"{_list(names)} {verb}" + (f" ({difference.why})" if difference.why else "")
+    why = f" ({difference.why})" if difference.why else ""
+    return f"{difference.field}: trained {a!r}, served {b!r}{why}"
+
+
+def _list(values) -> str:
+    values = [str(v) for v in values]
+    return ", ".join(values) if values else "none"

@@ -1,0 +1,87 @@
+"""The ladder's drops as findings; and rung 4 against rung 5: does the server do what its launch says?"""
+
+from __future__ import annotations
+
+from eaglelab.checks import Check
+from eaglelab.evidence import Evidence
+from eaglelab.records import Finding
+from eaglelab.replay import Replay
+
+DROPS = {
+    "training": Check(
+        "exposure-bias",
+        "the drafter keeps its accuracy on its own drafts",
+        "the drafter loses its accuracy when it is fed its own drafts",
+        "train with more steps of its own drafts (test-time training), and evaluate autoregressively",
+        rung=2,
+    ),
+    "feed": Check(
+        "feed-mismatch",
+        "the server feeds what the trainer stored",
+        "the server feeds something else than the trainer stored",
+        "compare depths, order, norm and dtype of the served features with the stored ones",
+        rung=3,
+    ),
+    "wiring": Check(
+        "wiring-mismatch",
+        "the engine wires the drafter as it was trained",
+        "the engine wires the drafter otherwise than it was trained",
+        "see the differences between the trained and the served wiring",
+        rung=4,
+    ),
+    "runtime": Check(
+        "runtime-mismatch",
+        "the server drafts what its launch and checkpoint say",
+        "the server drafts otherwise than its launch and checkpoint say",
+        "look at kernels, CUDA graphs, caches and stale rows; or eaglelab is wrong about this engine",
+        rung=5,
+    ),
+}
+# How far ahead of the server's token our best choice may lie and still be rounding: (logits, agreement).
+# float32: sums in another order, as tensor-parallel ranks make them. bfloat16: measured on the tiny models,
+# where every disagreement lay within 0.0625; the agreement was 0.97 and more.
+ROUNDING = {"float32": (1e-3, 0.99), "float16": (0.05, 0.9), "bfloat16": (0.25, 0.9)}
+
+
+def findings(evidence: Evidence) -> list[Finding]:
+    """One finding a drop; the runtime one also asks for equal draft tokens."""
+    found = {meaning: _drop(check, meaning, evidence) for meaning, check in DROPS.items()}
+    if evidence.ladder and evidence.ladder.replay and evidence.ladder.replay.tokens:
+        found["runtime"] = _runtime(evidence.ladder.replay, found["runtime"])
+    return list(found.values())
+
+
+def _drop(check: Check, meaning: str, evidence: Evidence) -> Finding:
+    ladder = evidence.ladder
+    if ladder is None:
+        return check.skipped(evidence.why_not("ladder"))
+    drop = ladder.drops.get(meaning)
+    if drop is None or drop.interval is None:
+        reasons = {rung.reason: name for name, rung in ladder.rungs.items() if rung.reason}
+        lines = [f"rung {name}: {reason}" for reason, name in reasons.items()]
+        return check.skipped(*(lines or ["too few rounds for an interval: send more prompts"]))
+    line = (
+        f"accept length {drop.upper:.3f} above, {drop.lower:.3f} below; lost {drop.value:.3f}, 95 % interval "
+        f"{drop.interval[0]:.3f} to {drop.interval[1]:.3f} (a loss counts beyond noise and 5 %)"
+    )
+    return check.failed(line) if drop.failed else check.passed(line)
+
+
+def _runtime(replay: Replay, drop: Finding) -> Finding:
+    check = DROPS["runtime"]
+    way = "the server's tokens fed back" if replay.forced else "its own tokens fed back"
+    share = f"{replay.equal:,} of {replay.tokens:,} draft tokens"
+    lines = [f"replay: {share} equal the server's ({replay.dtype}, {way})", *drop.evidence]
+    equal = replay.exact
+    if not equal:
+        round_, step, gap = replay.disagreements[0]
+        logits, agreement = ROUNDING.get(replay.dtype, ROUNDING["bfloat16"])
+        equal = gap <= logits and replay.agreement >= agreement
+        what = "a near-tie: rounding, not a fault" if equal else "more than rounding"
+        lines.append(
+            f"widest disagreement: request {round_.rid}, {round_.n} rows, draft {step + 1}: the replayed "
+            f"choice leads by {gap:.4g}, {what}"
+        )
+    if not equal and replay.guessed:
+        lines.append(f"replay can only guess what the server holds in {', '.join(replay.guessed)}")
+    return check.passed(*lines) if equal and drop.verdict != "failed" else check.failed(*lines)

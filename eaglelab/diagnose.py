@@ -1,0 +1,224 @@
+"""Diagnose: gather evidence, run the checks and the ladder, rank what failed, give one verdict.
+
+`broken` if a rung or a check failed; else `inconclusive` if rung 4, rung 5 or the static diff could not be
+measured; else `healthy`. Causes rank before symptoms (a rung that fails says where acceptance is lost, a
+cause says why), and among causes the one whose undoing is predicted to bring most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eaglelab import records
+from eaglelab.checkpoint import open_checkpoint
+from eaglelab.checks import counters, feed, rungs, static, weights
+from eaglelab.checks.causes import CAUSES, Implicated
+from eaglelab.evidence import Evidence
+from eaglelab.gather import (
+    Progress,
+    climb_ladder,
+    dynamic_evidence,
+    launch_of,
+    record,
+    static_evidence,
+    target_of,
+)
+from eaglelab.records import Finding, Measurement, Provenance, Summary, Verdict
+
+if TYPE_CHECKING:
+    from eaglelab.capture import Capture
+    from eaglelab.features import StoredFeatures
+    from eaglelab.ladder import Ladder
+
+# Faults from cause to symptom; what is not listed comes last.
+RANKS = (
+    {cause.slug for cause in CAUSES},
+    {static.REFUSED.fault, weights.LOADED.fault, static.UNLOADED.fault, static.DROPPED.fault},
+    {weights.SANE.fault, feed.FINITE.fault, static.FEED.fault, static.WIRING.fault},
+    {feed.DEPTHS.fault, feed.WIDTH.fault},
+)
+LENGTH = "tokens per verify"
+
+
+@dataclass
+class Diagnosis:
+    """The verdict, and everything that it rests on. `findings`: failed first, the likeliest cause first."""
+
+    verdict: Verdict
+    fault: str | None
+    findings: list[Finding]
+    measurements: list[Measurement]
+    evidence: Evidence
+    facts: dict[str, Any] = field(default_factory=dict)  # provenance: no secret belongs here
+
+    @property
+    def capture(self) -> Capture | None:
+        return self.evidence.capture
+
+    @property
+    def ladder(self) -> Ladder | None:
+        return self.evidence.ladder
+
+    @property
+    def failed(self) -> list[Finding]:
+        return [f for f in self.findings if f.verdict == "failed"]
+
+    def summary(self) -> Summary:
+        return records.summarise(self.findings, self.verdict, self.fault)
+
+    def records(self) -> list[records.Record]:
+        """Provenance, measurements, findings, and the summary as the last line."""
+        return [Provenance(facts=self.facts), *self.measurements, *self.findings, self.summary()]
+
+
+def run(
+    *,
+    drafter: str | Path,
+    server: Any = None,
+    capture: str | Path | None = None,
+    target: str | Path | None = None,
+    features: str | Path | None = None,
+    launch: str = "",
+    prompts: str | Path | None = None,
+    out: str | Path | None = None,
+    max_new_tokens: int = 128,
+    max_requests: int = 0,
+    all_ranks: bool = False,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Diagnose a drafter from whatever is given: a server (it is captured), a capture, or files and flags.
+
+    server: an eaglelab.server.Server or its address (the key then comes from EAGLELAB_API_KEY). launch:
+    SGLang flags to believe instead of what the server says. out: folder that receives `capture/`. Raises
+    BadInput, AttachError.
+    """
+    say = progress or (lambda text: None)
+    checkpoint = open_checkpoint(drafter)
+    stored = _open_features(features)
+    recorded = _open_capture(capture)
+    if recorded is None and server:
+        say("capturing the server")
+        recorded = record(
+            server,
+            Path(out) if out else None,
+            prompts,
+            stored,
+            max_new_tokens=max_new_tokens,
+            max_requests=max_requests,
+            all_ranks=all_ranks,
+            with_target=not target,
+        )
+    model = target_of(target, recorded)
+    if model is not None:
+        checkpoint.check_target(model.facts)
+    say("comparing what was trained with what is served")
+    evidence = static_evidence(checkpoint, launch_of(launch, recorded, model), model)
+    if recorded is not None:
+        dynamic_evidence(evidence, recorded, stored, device, say)
+    elif stored is not None:
+        climb_ladder(evidence, stored, device, say)
+    return conclude(evidence, _pricer(evidence, device, say))
+
+
+def conclude(evidence: Evidence, price: static.Price | None = None) -> Diagnosis:
+    """Run every check on the evidence and weigh the findings."""
+    found = [
+        *static.findings(evidence, price),
+        feed.widths(evidence),
+        feed.depths(evidence),
+        feed.finite(evidence),
+        weights.loaded(evidence),
+        weights.sane(evidence),
+        *rungs.findings(evidence),
+        counters.reconcile(evidence),
+    ]
+    found.sort(key=_order)
+    failed = [f for f in found if f.verdict == "failed"]
+    measured = evidence.served is not None and all(_measured(evidence, rung) for rung in ("4", "5"))
+    verdict: Verdict = "broken" if failed else "healthy" if measured else "inconclusive"
+    return Diagnosis(verdict, failed[0].fault if failed else None, found, measurements(evidence), evidence)
+
+
+def measurements(evidence: Evidence) -> list[Measurement]:
+    """Every number of the run with its definition; one that could not be measured says why."""
+    found = list(evidence.counters or [])
+    if not found:
+        words = "1 + correct drafts / verifies of our own requests"
+        found.append(_absent("accept_length.server", LENGTH, words, evidence.why_not("counters")))
+    widths = evidence.capture.widths if evidence.capture else {}
+    for site, words in feed.SITES.items():
+        words = f"last dimension of spec_info.hidden_states at the {words}"
+        if site in widths:
+            found.append(
+                Measurement(name=f"width.{site}", value=widths[site], unit="numbers", definition=words)
+            )
+        else:
+            found.append(_absent(f"width.{site}", "numbers", words, evidence.why_not("capture")))
+    if evidence.ladder:
+        found += evidence.ladder.measurements()
+        if evidence.ladder.replay:
+            return found
+        why = evidence.ladder.rungs["4"].reason or "rung 4 was not measured"
+    else:
+        why = evidence.why_not("ladder")
+        names = [f"accept_length.rung{name}" for name in ("1", "2", "3.stored", "3", "4", "5")]
+        found += [_absent(name, LENGTH, "mean tokens committed per verify", why) for name in names]
+    return [
+        *found,
+        _absent("replay.agreement", "share", "the server's draft tokens that replay drafts too", why),
+    ]
+
+
+def _absent(name: str, unit: str, definition: str, reason: str) -> Measurement:
+    return Measurement(name=name, value=None, unit=unit, definition=definition, reason=reason)
+
+
+def _order(finding: Finding) -> tuple[int, int, float]:
+    outcome = ("failed", "errored", "skipped", "passed").index(finding.verdict)
+    rank = next((i for i, faults in enumerate(RANKS) if finding.fault in faults), len(RANKS))
+    return outcome, rank, -(finding.predicted_accept_length or 0.0)
+
+
+def _measured(evidence: Evidence, rung: str) -> bool:
+    return evidence.ladder is not None and evidence.ladder.rungs[rung].rounds is not None
+
+
+def _open_features(path: str | Path | None) -> StoredFeatures | None:
+    if not path:
+        return None
+    from eaglelab.features import StoredFeatures
+
+    return StoredFeatures.open(path)
+
+
+def _open_capture(path: str | Path | None) -> Capture | None:
+    if not path:
+        return None
+    from eaglelab.capture import open_capture
+
+    return open_capture(path)
+
+
+def _pricer(evidence: Evidence, device: str, say: Progress) -> static.Price | None:
+    """What tells the accept length after a fix, simulated on this capture; None without capture or target."""
+    capture, target = evidence.capture, evidence.target
+    if capture is None or target is None:
+        return None
+    from eaglelab.counterfactual import counterfactual
+
+    def price(item: Implicated) -> tuple[float | None, str]:
+        say(f"pricing the fix: {item.causes[0].fix}")
+        checkpoint, launch = evidence.checkpoint, evidence.launch
+        found = counterfactual(capture, checkpoint, target, item.flags, item.config, launch, device)
+        if found.accept_length is None:
+            return None, f"what this fix would bring cannot be predicted: {found.reason}"
+        low, high = found.interval or (float("nan"), float("nan"))
+        return found.accept_length, (
+            f"predicted accept length after this fix: {found.accept_length:.2f} (95 % interval {low:.2f} to "
+            f"{high:.2f}), simulated on this server's own texts ({found.source})"
+        )
+
+    return price

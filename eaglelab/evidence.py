@@ -1,0 +1,48 @@
+"""Evidence: everything a check may look at. What could not be gathered is None; `missing` says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from eaglelab.checkpoint import Checkpoint, TargetModel
+from eaglelab.launch import Launch
+from eaglelab.wiring import Difference, Feed, Wiring
+
+if TYPE_CHECKING:
+    from eaglelab.capture import Capture
+    from eaglelab.depths import DepthNames
+    from eaglelab.ladder import Ladder
+    from eaglelab.live import Match
+    from eaglelab.records import Measurement
+    from eaglelab.served import Loading
+    from eaglelab.stats import FeatureStats
+
+
+@dataclass
+class Evidence:
+    """`trained`, `served` and their `differences` are the static side; the rest comes from a capture.
+
+    `original` is the drafter as given, `checkpoint` the same in the form that the engine loads. `served` is
+    None when this engine would refuse it.
+    """
+
+    original: Checkpoint
+    checkpoint: Checkpoint
+    launch: Launch
+    trained: tuple[Feed, Wiring]
+    served: tuple[Feed, Wiring] | None = None
+    differences: list[Difference] = field(default_factory=list)
+    loading: Loading | None = None
+    target: TargetModel | None = None
+    capture: Capture | None = None
+    ladder: Ladder | None = None
+    depths: DepthNames | None = None
+    stats: FeatureStats | None = None
+    live: dict[str, list[Match]] | None = None  # by rank
+    counters: list[Measurement] | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def why_not(self, part: str) -> str:
+        """Why a part of the evidence is missing."""
+        return self.missing.get(part, f"no {part} in the evidence")
