@@ -68,7 +68,7 @@ def record(
         max_new_tokens,
         all_ranks=all_ranks,
         target=with_target,
-        stored=texts,
+        texts=texts,
     )
 
 
