@@ -1,0 +1,90 @@
+"""Causes: the edit that removes the differences names the fault, never one flag or one field."""
+
+from pathlib import Path
+
+import pytest
+
+from eaglelab.checkpoint import open_checkpoint, open_target
+from eaglelab.checks.causes import implicated
+from eaglelab.checks.static import findings
+from eaglelab.gather import static_evidence
+from eaglelab.launch import Launch
+
+DATA = Path(__file__).parents[2] / "data"
+FED = ["depths", "width", "final_norm", "fc"]
+
+
+def evidence_of(algorithm: str, config: dict | None = None, drafter: str = "drafter-sglang"):
+    target = open_target(DATA / "target")
+    checkpoint = open_checkpoint(DATA / drafter)
+    if config:
+        checkpoint = checkpoint.with_config(config)
+    return static_evidence(checkpoint, Launch(algorithm=algorithm, target=target.facts, dtype="float32"), target)
+
+
+AUX_OFF = {"eagle_config": {"use_aux_hidden_state": False}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "config", "slugs", "explains"),
+    [
+        ("EAGLE3", None, [], []),
+        ("EAGLE", None, ["eagle-flag-on-eagle3-drafter"], [*FED, "lm_head", "vocab_map"]),
+        ("EAGLE3", AUX_OFF, ["aux-hidden-state-off"], FED),
+        # undoing the flag alone mends head and map, and leaves the feed: both are named, together
+        ("EAGLE", AUX_OFF, ["eagle-flag-on-eagle3-drafter", "aux-hidden-state-off"], [*FED, "lm_head", "vocab_map"]),
+    ],
+)  # fmt: skip
+def test_a_fault_is_the_edit_that_removes_its_differences(algorithm, config, slugs, explains):
+    found = implicated(evidence_of(algorithm, config))
+    assert [c.slug for item in found for c in item.causes] == slugs
+    assert [d.field for item in found for d in item.explains] == explains
+    assert not any(item.remaining for item in found)
+
+
+@pytest.mark.parametrize("drafter", ["drafter-sglang", "drafter-speculators"])
+def test_the_same_verdict_from_either_form_of_the_drafter(drafter):
+    found = {f.fault: f.verdict for f in findings(evidence_of("EAGLE", drafter=drafter))}
+    assert [fault for fault, verdict in found.items() if verdict == "failed"] == ["eagle-flag-on-eagle3-drafter"]
+    assert {v for f, v in found.items() if v != "failed"} == {"passed"}
+
+
+def test_the_incident_is_told_in_full():
+    finding = findings(evidence_of("EAGLE"))[0]
+    told = "\n".join(finding.evidence)
+    for words in (
+        "fed 128 numbers a token where 384 were trained",
+        "depths fed: 8 (after the final norm); trained: 2, 4, 5",
+        "fc is bypassed",
+        "the target's lm_head, cut to its first 640 rows",
+        "d2t is not applied",
+    ):
+        assert words in told
+    assert finding.fix == "--speculative-algorithm EAGLE3"
+
+
+def test_a_price_goes_with_its_cause():
+    finding = findings(evidence_of("EAGLE"), lambda item: (3.5, f"priced {item.flags}"))[0]
+    assert finding.predicted_accept_length == 3.5
+    assert "priced --speculative-algorithm EAGLE3" in finding.evidence
+
+
+def test_a_difference_without_a_known_cause_is_still_a_finding():
+    evidence = evidence_of("EAGLE3")
+    feed, wiring = evidence.trained
+    from dataclasses import replace
+
+    from eaglelab.wiring import diff
+
+    evidence.trained = feed, replace(wiring, residual="normed")
+    evidence.differences = diff(evidence.trained, evidence.served, evidence.original, evidence.target)
+    failed = [f for f in findings(evidence) if f.verdict == "failed"]
+    assert [(f.fault, f.evidence) for f in failed] == [
+        ("wiring-difference", ["residual: trained 'normed', served 'raw'"])
+    ]
+
+
+def test_an_engine_that_refuses_is_one_finding():
+    evidence = evidence_of("EAGLE3", {"draft_vocab_size": None})
+    (finding,) = findings(evidence)
+    assert (finding.fault, finding.verdict) == ("engine-refuses-drafter", "failed")
