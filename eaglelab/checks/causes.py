@@ -92,7 +92,7 @@ def implicated(evidence: Evidence) -> list[Implicated]:
     found: list[Implicated] = []
     for size in range(1, len(present) + 1):
         for causes in combinations(present, size):
-            parts = [f for f in found if set(f.causes) <= set(causes)]
+            parts = [f for f in found if all(c in causes for c in f.causes)]
             item = _undo(evidence, causes, open_differences)
             if item and all(len(item.remaining) < len(f.remaining) for f in parts):
                 found = [f for f in found if f not in parts] + [item]

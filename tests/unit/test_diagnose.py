@@ -1,11 +1,13 @@
 """One verdict out of all findings; what is missing is said, and nothing missing is called healthy."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eaglelab import diagnose
+from eaglelab.checks import weights
 from eaglelab.errors import BadInput
 from eaglelab.records import Finding, Measurement, Summary, read, write
 
@@ -71,10 +73,6 @@ def test_as_another_launch_the_golden_capture_is_broken():
 
 
 def test_a_parameter_that_is_not_the_files_is_a_failure(golden):
-    from dataclasses import replace
-
-    from eaglelab.checks import weights
-
     evidence = golden.evidence
     rank, matches = next(iter(evidence.live.items()))
     assert weights.loaded(evidence).verdict == "passed"
@@ -95,5 +93,5 @@ def test_nothing_checked_is_not_healthy():
 def test_a_record_that_does_not_fit_is_named_by_file_and_line(tmp_path):
     path = tmp_path / "report.jsonl"
     path.write_text('{"type": "measurement", "name": "x", "value": null, "unit": "", "definition": ""}\n')
-    with pytest.raises(ValueError, match=r"report.jsonl, line 1.*no reason"):
+    with pytest.raises(ValueError, match=r"(?s)report.jsonl, line 1.*no reason"):
         read(path)
