@@ -1,0 +1,54 @@
+# Every target does its own set-up. Python 3.11 or 3.12: `make PYTHON=/path/to/python3.11 report` names another.
+.POSIX:
+SHELL = /bin/sh
+BIN = .venv/bin
+export PYTHON
+
+.PHONY: help setup report test test-unit lint data bench clean lab-environment test-environment server-environment
+
+help: ## (default) this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: ## both environments: .venv (lab) and .venv-server (genuine SGLang on the CPU)
+	@$(MAKE) --no-print-directory -j 2 lab-environment server-environment
+
+report: setup ## start SGLang with the tiny drafter, capture, replay, diagnose; leaves an HTML report in runs/
+	@out="runs/demo-$$(date +%Y%m%d-%H%M%S)"; mkdir -p runs; \
+	$(BIN)/eaglelab demo --out "$$out"; code=$$?; \
+	if [ -f "$$out/report.jsonl" ]; then \
+	    echo "report:  $$PWD/$$out/report.html"; \
+	    $(BIN)/python -c 'import json, sys; last = json.loads(open(sys.argv[1]).readlines()[-1]); print("verdict:", last.get("verdict"))' "$$out/report.jsonl"; \
+	fi; \
+	exit $$code
+
+test: ## ruff, mypy and all tests, those on the genuine server included (under 20 minutes)
+	@$(MAKE) --no-print-directory -j 2 test-environment server-environment
+	@$(MAKE) --no-print-directory lint
+	CI=true $(BIN)/python -m pytest tests
+
+test-unit: test-environment ## the quick tests only (seconds)
+	$(BIN)/python -m pytest tests/unit
+
+lint: test-environment ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+data: ## rebuild data/ from public-domain text: train target and drafter (20-30 minutes)
+	@$(MAKE) --no-print-directory -j 2 test-environment server-environment
+	$(BIN)/python data/recipe/make.py
+
+bench: test-environment ## the long measurements (tests/bench)
+	@for bench in tests/bench/*.py; do echo "== $$bench"; $(BIN)/python "$$bench" || exit 1; done
+
+clean: ## remove environments, caches and runs
+	rm -rf .venv .venv-server .cache runs build dist *.egg-info eaglelab_cpu/src/*.egg-info \
+	    .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find eaglelab eaglelab_cpu tests data -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lab-environment:
+	@requirements/setup.sh lab
+test-environment:
+	@requirements/setup.sh test
+server-environment:
+	@requirements/setup.sh server
