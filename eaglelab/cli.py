@@ -16,75 +16,27 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Any
 
 import typer
 
 from eaglelab import __version__
+from eaglelab import options as o
 from eaglelab.errors import HEALTHY, NOT_HEALTHY, AttachError, BadInput, EaglelabError
+from eaglelab.progress import Progress
 
 INTERRUPTED = 130
 app = typer.Typer(
     name="eaglelab",
     help="Find out where between the trainer and the server an EAGLE-3 drafter lost its acceptance.",
-    epilog="Exit codes: 0 healthy; 1 broken or inconclusive; 2 usage or bad input; 3 could not reach, attach or "
-    "capture; 4 kernel died; 5 timed out; 6 no summary record; 130 interrupted.",
+    epilog="Exit codes: 0 healthy; 1 broken or inconclusive; 2 usage or bad input; 3 could not reach, attach "
+    "or capture; 4 kernel died; 5 timed out; 6 no summary record; 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-def _text(metavar: str, words: str, *names: str) -> Any:
-    return Annotated[str, typer.Option(*names, metavar=metavar, help=words)]
-
-
-def _count(metavar: str, words: str, least: int, *names: str) -> Any:
-    return Annotated[int, typer.Option(*names, min=least, metavar=metavar, help=words)]
-
-
-def _switch(words: str, *names: str) -> Any:
-    return Annotated[bool, typer.Option(*names, help=words)]
-
-
-Algorithm = _text("NAME", "--speculative-algorithm of the launch: EAGLE3 or EAGLE.")
-Topk = _count("N", "1: a chain of 5 drafts; more: a tree of 16 draft tokens.", 1)
-Tp = _count("N", "Tensor-parallel ranks.", 1, "--tp")
-Port = _count("P", "Port on 127.0.0.1; 0: a free one.", 0)
-Flags = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Argument(metavar="[-- SGLANG FLAGS]", help="Passed on to SGLang.", show_default=False),
-]
-Url = _text("URL", "Address of the server, http://HOST:PORT.")
-Drafter = _text("PATH", "Folder of the drafter's checkpoint.")
-Target = _text("PATH", "The target's folder, or its config.json.")
-Features = _text("PATH", "What the trainer stored; adds rungs 1 and 2.")
-Prompts = _text(
-    "FILE", "JSON lines of messages, prompt or input_ids (default: the held-out prompts of data/)."
-)
-LaunchFlags = _text('"SGLANG FLAGS"', "Flags of a launch.")
-Engine = _text("NAME==VERSION", "The engine to think of.")
-CaptureDir = _text("DIR", "A capture recorded earlier.")
-NewFolder = _text("DIR", "A new folder.")
-Out = _text("DIR", "Folder for this run (default: runs/ and the time).")
-Baseline = _text("DIR", "An earlier report to compare with.")
-MaxRequests = _count("N", "Send only the first N prompts; 0: all of them.", 0)
-NewTokens = _count("N", "Tokens to generate for each prompt.", 1)
-AllRanks = _switch("Record every tensor-parallel rank.", "--all-ranks")
-Reprefill = _switch("Send each text again as one prefill, to name depths.")
-Statistics = _switch("Read tensors and rows through, for their statistics.", "--statistics")
-Json = _switch("Print one JSON object on stdout and nothing else.", "--json")
-Timeout = Annotated[float, typer.Option(metavar="S", help="Seconds until the whole run is stopped.")]
-KeyFile = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option(metavar="FILE", help="Holds the server's API key (default: EAGLELAB_API_KEY)."),
-]
-Assign = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option("-p", metavar="NAME=VALUE", help="Any parameter of the report's notebook."),
-]
 
 
 @dataclass
@@ -130,7 +82,7 @@ def _failure(error: BaseException) -> Result:
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: _switch("Print the version.", "--version") = False) -> None:  # type: ignore[valid-type]
+def _top(version: o.Version = False) -> None:
     if version:
         typer.echo(f"eaglelab {__version__}")
         raise typer.Exit()
@@ -142,15 +94,15 @@ def _top(version: _switch("Print the version.", "--version") = False) -> None:  
     "eaglelab demo --topk 4 --tp 8 -- --disable-radix-cache",
 )
 def demo(
-    algorithm: Algorithm = "EAGLE3",
-    topk: Topk = 1,
-    tp: Tp = 1,
-    flags: Flags = None,
-    out: Out = "",
-    baseline: Baseline = "",
-    max_requests: MaxRequests = 0,
-    timeout: Timeout = 1800,
-    as_json: Json = False,
+    algorithm: o.Algorithm = "EAGLE3",
+    topk: o.Topk = 1,
+    tp: o.Tp = 1,
+    flags: o.Flags = None,
+    out: o.Out = "",
+    baseline: o.Baseline = "",
+    max_requests: o.MaxRequests = 0,
+    timeout: o.Timeout = 1800,
+    as_json: o.Json = False,
 ) -> Result:
     """Start genuine SGLang on this CPU with the tiny models of data/, then report on it as on any server."""
     from eaglelab import serve as module
@@ -171,7 +123,7 @@ def demo(
     "eaglelab serve --tp 2 -- --log-requests",
 )
 def serve(
-    algorithm: Algorithm = "EAGLE3", topk: Topk = 1, tp: Tp = 1, port: Port = 0, flags: Flags = None
+    algorithm: o.Algorithm = "EAGLE3", topk: o.Topk = 1, tp: o.Tp = 1, port: o.Port = 0, flags: o.Flags = None
 ) -> None:
     """Start the same server, print its address and leave it running until Ctrl-C."""
     from eaglelab import serve as module
@@ -190,23 +142,27 @@ def serve(
 
 @command("eaglelab capture --server http://127.0.0.1:30000 --prompts my.jsonl --out runs/capture")
 def capture(
-    server: Url,
-    out: NewFolder,
-    prompts: Prompts = "",
-    all_ranks: AllRanks = False,
-    max_requests: MaxRequests = 0,
-    max_new_tokens: NewTokens = 128,
-    reprefill: Reprefill = True,
-    api_key_file: KeyFile = None,
-    as_json: Json = False,
+    server: o.Url,
+    out: o.NewFolder,
+    prompts: o.Prompts = "",
+    all_ranks: o.AllRanks = False,
+    max_requests: o.MaxRequests = 0,
+    max_new_tokens: o.NewTokens = 128,
+    reprefill: o.Reprefill = True,
+    api_key_file: o.KeyFile = None,
+    as_json: o.Json = False,
 ) -> Result:
-    """Record what a live server's drafter is fed, for our own prompts only, and what replay needs of its
-    target."""
-    from eaglelab import report as module
+    """Record what a live server feeds its drafter, for our own prompts only."""
     from eaglelab import text
+    from eaglelab.collect import capture_server
+    from eaglelab.prompts import load_prompts
+    from eaglelab.serve import data_dir
+    from eaglelab.server import Server
 
-    asked = {"all_ranks": all_ranks, "max_requests": max_requests, "max_new_tokens": max_new_tokens}
-    got = module.record(server, prompts, Path(out), _key(api_key_file), _bar(), reprefill=reprefill, **asked)
+    some = load_prompts(prompts or data_dir() / "prompts.jsonl", max_requests or None)
+    how: dict[str, Any] = {"all_ranks": all_ranks, "reprefill": reprefill, "target": True, "progress": _bar()}
+    with Server(server, _key(api_key_file)) as client:
+        got = capture_server(client, some, out, max_new_tokens, **how)
     return Result(*text.capture(got))
 
 
@@ -217,12 +173,12 @@ def capture(
     "eaglelab inspect FEATURES --statistics --json",
 )
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A drafter, a capture or stored features.")],
-    target: Target = "",
-    launch: LaunchFlags = "",
-    engine: Engine = "sglang==0.5.23",
-    statistics: Statistics = False,
-    as_json: Json = False,
+    path: o.Path_,
+    target: o.Target = "",
+    launch: o.LaunchFlags = "",
+    engine: o.Engine = "sglang==0.5.23",
+    statistics: o.Statistics = False,
+    as_json: o.Json = False,
 ) -> Result:
     """Say what is in a checkpoint, a capture or stored features, and what an engine would do with a
     drafter."""
@@ -236,11 +192,11 @@ def inspect(
     'eaglelab replay --capture runs/1/capture --drafter DRAFTER --launch "--speculative-algorithm EAGLE3"',
 )
 def replay(
-    capture: CaptureDir,
-    drafter: Drafter,
-    target: Target = "",
-    launch: LaunchFlags = "",
-    as_json: Json = False,
+    capture: o.CaptureDir,
+    drafter: o.Drafter,
+    target: o.Target = "",
+    launch: o.LaunchFlags = "",
+    as_json: o.Json = False,
 ) -> Result:
     """Draft every captured round again; with --launch, predict what the same texts would do under other
     flags."""
@@ -254,24 +210,25 @@ def replay(
     "eaglelab diagnose --capture runs/1/capture --drafter DRAFTER --json",
 )
 def diagnose(
-    drafter: Drafter,
-    server: Url = "",
-    capture: CaptureDir = "",
-    target: Target = "",
-    features: Features = "",
-    prompts: Prompts = "",
-    launch: LaunchFlags = "",
-    max_requests: MaxRequests = 0,
-    max_new_tokens: NewTokens = 128,
-    api_key_file: KeyFile = None,
-    as_json: Json = False,
+    drafter: o.Drafter,
+    server: o.Url = "",
+    capture: o.CaptureDir = "",
+    target: o.Target = "",
+    features: o.Features = "",
+    prompts: o.Prompts = "",
+    launch: o.LaunchFlags = "",
+    max_requests: o.MaxRequests = 0,
+    max_new_tokens: o.NewTokens = 128,
+    api_key_file: o.KeyFile = None,
+    as_json: o.Json = False,
 ) -> Result:
     """Gather the evidence, run every check and the ladder, and give the verdict with its findings."""
     from eaglelab import report as module
     from eaglelab import text
+    from eaglelab.params import from_options
 
     options = {k: v for k, v in locals().items() if isinstance(v, (str, int))}
-    params = module.from_options(options, ())
+    params = from_options(options, ())
     with tempfile.TemporaryDirectory(prefix="eaglelab-") as folder:
         found = module.gather(params, Path(folder), _key(api_key_file), _bar())
         return Result(*text.diagnosis(found), HEALTHY if found.verdict == "healthy" else NOT_HEALTHY)
@@ -279,11 +236,11 @@ def diagnose(
 
 @command("eaglelab convert data/drafter-speculators /tmp/served --to sglang --target data/target")
 def convert(
-    src: Annotated[Path, typer.Argument(metavar="SRC", help="The drafter's folder.")],
-    dst: Annotated[Path, typer.Argument(metavar="DST", help="A new folder.")],
-    to: _text("NAME", "The form to write: sglang or speculators."),  # type: ignore[valid-type]
-    target: Target = "",
-    as_json: Json = False,
+    src: o.Source,
+    dst: o.Destination,
+    to: o.Form,
+    target: o.Target = "",
+    as_json: o.Json = False,
 ) -> Result:
     """Write a drafter in the other form: names, layer ids and config; whole, or not at all."""
     from eaglelab import convert as module
@@ -298,17 +255,17 @@ def convert(
     "eaglelab report --drafter DRAFTER -p capture=runs/1/capture -p max_new_tokens=64",
 )
 def report(
-    drafter: Drafter,
-    server: Url = "",
-    target: Target = "",
-    features: Features = "",
-    prompts: Prompts = "",
-    baseline: Baseline = "",
-    out: Out = "",
-    assign: Assign = None,
-    timeout: Timeout = 3600,
-    api_key_file: KeyFile = None,
-    as_json: Json = False,
+    drafter: o.Drafter,
+    server: o.Url = "",
+    target: o.Target = "",
+    features: o.Features = "",
+    prompts: o.Prompts = "",
+    baseline: o.Baseline = "",
+    out: o.Out = "",
+    assign: o.Assign = None,
+    timeout: o.Timeout = 3600,
+    api_key_file: o.KeyFile = None,
+    as_json: o.Json = False,
 ) -> Result:
     """Run the report's notebook headless: records, an HTML page, an exit code, a comparison with an earlier
     run."""
@@ -320,8 +277,9 @@ def report(
 def _report(options: dict[str, Any], assign: Iterable[str], timeout: float, key: str | None) -> Result:
     from eaglelab import report as module
     from eaglelab import text
+    from eaglelab.params import from_options
 
-    params = module.from_options({k: v for k, v in options.items() if v not in ("", 0)}, assign)
+    params = from_options({k: v for k, v in options.items() if v not in ("", 0)}, assign)
     outcome = module.run(params, timeout=timeout, api_key=key, progress=_bar())
     if not outcome.complete:
         _say(f"eaglelab: {outcome.message}\nwhat there is lies in {outcome.folder}")
@@ -352,7 +310,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _bar() -> Callable[[str, int, int], None]:
+def _bar() -> Progress:
     from eaglelab.progress import bar
 
     return bar()

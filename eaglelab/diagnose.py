@@ -17,7 +17,6 @@ from eaglelab.checks import counters, feed, rungs, static, weights
 from eaglelab.checks.causes import CAUSES, Implicated
 from eaglelab.evidence import Evidence
 from eaglelab.gather import (
-    Progress,
     climb_ladder,
     dynamic_evidence,
     launch_of,
@@ -25,6 +24,7 @@ from eaglelab.gather import (
     static_evidence,
     target_of,
 )
+from eaglelab.progress import Progress, quiet
 from eaglelab.records import Finding, Measurement, Provenance, Summary, Verdict
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run(
     SGLang flags to believe instead of what the server says. out: folder that receives `capture/`. Raises
     BadInput, AttachError.
     """
-    say = progress or (lambda text: None)
+    say = progress or quiet
     checkpoint = open_checkpoint(drafter)
     stored = _open_features(features)
     recorded = _open_capture(capture)
@@ -110,6 +110,7 @@ def run(
             max_requests=max_requests,
             all_ranks=all_ranks,
             with_target=not target,
+            progress=say,
         )
     model = target_of(target, recorded)
     if model is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from eaglelab.checkpoint import Checkpoint, TargetModel, open_target
 from eaglelab.errors import BadInput
 from eaglelab.evidence import Evidence
 from eaglelab.launch import Launch
+from eaglelab.progress import Progress
 from eaglelab.records import Measurement
 from eaglelab.wiring import diff, loading, served, trained
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from eaglelab.capture import Capture
     from eaglelab.features import StoredFeatures
 
-Progress = Callable[[str], None]
 NO_CAPTURE = "no server and no capture were given (--server URL or --capture DIR)"
 DYNAMIC = ("capture", "ladder", "live parameters", "depths", "stats", "counters")
 
@@ -51,6 +50,7 @@ def record(
     max_requests: int,
     all_ranks: bool,
     with_target: bool,
+    progress: Progress | None = None,
 ) -> Capture:
     """Capture a server: our prompts (default: the held-out ones of data/) and the trainer's stored texts."""
     from eaglelab.collect import capture_server
@@ -68,6 +68,7 @@ def record(
         max_new_tokens,
         all_ranks=all_ranks,
         target=with_target,
+        progress=progress,
         texts=texts,
     )
 

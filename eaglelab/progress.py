@@ -9,10 +9,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-Progress = Callable[[str, int, int], None]  # (step in words, done, of); of 0: no count is known
+
+class Progress(Protocol):
+    """Called with a step in words, and with how much of it is done where that is counted."""
+
+    def __call__(self, what: str, done: int = 0, of: int = 0, /) -> None: ...
+
+
+def quiet(what: str, done: int = 0, of: int = 0, /) -> None:
+    """Tells nobody."""
 
 
 def teller() -> Progress:

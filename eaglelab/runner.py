@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglelab import errors, runs
-
-Progress = Callable[[str, int, int], None]  # (step in words, done, total); total 0: unknown
+from eaglelab.progress import Progress
 
 
 def run_notebook(
