@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -24,6 +25,7 @@ from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt, as_prompts
 from eaglelab.server import Answer, Server, ServerFacts
 
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # names that the server may give to files
 Progress = Callable[[str, int, int], None]  # what, done, of
 
 
@@ -83,7 +85,7 @@ def capture_server(
         meta["reprefill"] = {"state": "not asked", "requests": {}}
         if reprefill:
             _reprefill(server, status, order, facts, meta, depths, show)
-        counters = server.counters(answers, facts)
+        counters = server.counters(answers)
         meta["measurements"] = [m.model_dump() for m in counters.measurements()]
     finally:
         with contextlib.suppress(AttachError):
@@ -265,7 +267,7 @@ def _take(
 ) -> None:
     """One file of one rank, checked against its announced size and sha256, to its place in the capture."""
     rank, name, size = str(entry["rank"]), str(entry["name"]), int(entry["bytes"])
-    if Path(name).name != name or Path(rank).name != rank:
+    if not (SAFE.fullmatch(name) and SAFE.fullmatch(rank)):
         raise AttachError(f"{server.url}: {rank}/{name}: not a file name")
     landing = partial / f"{rank}.{name}.download"
     with open(landing, "wb") as sink:

@@ -130,7 +130,14 @@ def _written(capture: Capture, found: dict[str, int]) -> None:
 
 
 def _sent(capture: Capture) -> None:
-    """What was captured is what was sent and answered, token by token."""
+    """What was captured is what was sent and answered, token by token; what is missing is said."""
+    from eaglelab.capture import Problem
+
+    dropped = {rid for counts in capture.ranks.values() for rid in counts.get("dropped_rids", {})}
+    for rid in sorted(capture.sent.keys() - capture.requests.keys() - dropped):
+        capture.problems.append(
+            Problem("warning", "requests", f"{rid} was sent, and nothing of it was captured")
+        )
     path, events = capture.path / "capture.json", capture.path / "events.jsonl"
     for rid, trace in capture.requests.items():
         ids = capture.sent.get(rid, {}).get("input_ids")

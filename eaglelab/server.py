@@ -88,28 +88,27 @@ class Counters:
 
     def measurements(self) -> list[Measurement]:
         """accept_length.server and what else SGLang counts, each with its definition."""
-        v, n = self.verifies, self.draft_tokens
-        of_server = "over the requests of this run"
-        rows = [
-            ("accept_length.server", v and 1 + self.correct / v, "tokens per verify",
-             f"1 + sum of spec_num_correct_drafts / sum of spec_verify_ct, {of_server}; bonus included"),
-            ("acceptance_rate.server", self.proposed and self.correct / self.proposed, "ratio",
-             f"sum of spec_num_correct_drafts / sum of spec_num_proposed_drafts, {of_server}; no bonus"),
-            ("accept_length.sglang", v and self.completion_tokens / v, "tokens per verify",
-             f"completion tokens / spec_verify_ct, {of_server}: SGLang's own; counts the prefill token too"),
-            ("accept_rate.old_style", v and n and (v + self.correct) / (v * n), "ratio",
-             "(correct drafts + bonus) / draft tokens per verify, an older server's \"rate\":"
-             f" nothing accepted reads {1 / n if n else 0:.2f}"),
-            ("accept_length.lifetime", self.lifetime_accept_length or 0, "tokens per verify",
-             "avg_spec_accept_length of /server_info: since the server started, all traffic"),
-        ]  # fmt: skip
         from eaglelab.records import Measurement
 
-        return [
-            Measurement(name=name, value=value or None, unit=unit, definition=definition,
-                        reason=None if value else "the server counted no verify")
-            for name, value, unit, definition in rows
+        v, n = self.verifies, self.draft_tokens
+        rows = [
+            ("accept_length.server", 1 + self.correct / v if v else None, "tokens per verify",
+             "1 + sum of spec_num_correct_drafts / sum of spec_verify_ct over our requests; bonus included"),
+            ("acceptance_rate.server", self.correct / self.proposed if self.proposed else None, "ratio",
+             "sum of spec_num_correct_drafts / sum of spec_num_proposed_drafts over our requests; no bonus"),
+            ("accept_length.sglang", self.completion_tokens / v if v else None, "tokens per verify",
+             "completion tokens / spec_verify_ct over our requests: SGLang's own; counts the prefill's too"),
+            ("accept_rate.old_style", (v + self.correct) / (v * n) if v and n else None, "ratio",
+             "(correct drafts + bonus) / draft tokens per verify, an older server's \"rate\":"
+             f" nothing accepted reads {1 / n if n else 0:.2f}"),
+            ("accept_length.lifetime", self.lifetime_accept_length, "tokens per verify",
+             "avg_spec_accept_length of /server_info: since the server started, all traffic"),
         ]  # fmt: skip
+        reason = "the server has counted no verify"
+        return [
+            Measurement(name=a, value=b, unit=c, definition=d, reason=reason if b is None else None)
+            for a, b, c, d in rows
+        ]
 
 
 class Server:
@@ -277,7 +276,7 @@ class Server:
             with self._client.stream("GET", path) as response:
                 if response.status_code != 200:
                     raise AttachError(f"{self.url}{path}: HTTP {response.status_code}")
-                for block in response.iter_raw():
+                for block in response.iter_bytes():
                     size -= len(block)
                     if size < 0:
                         raise AttachError(f"{self.url}{path}: longer than announced")

@@ -16,7 +16,7 @@ def as_numpy(tensor: Any) -> tuple[np.ndarray, str]:
     """A CPU tensor as (stored array, dtype name); bfloat16 as its bits."""
     import torch
 
-    name = str(tensor.dtype).removeprefix("torch.")
+    tensor, name = tensor.detach(), str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(np.uint16), name
     return tensor.contiguous().numpy(), name
