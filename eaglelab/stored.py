@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from eaglelab.capture import to_float32
 from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
@@ -31,6 +32,7 @@ from eaglelab.wiring import Feed
 if TYPE_CHECKING:
     from eaglelab.capture import Capture
     from eaglelab.checkpoint import TargetModel
+    from eaglelab.features import StoredFeatures
 
 _ROWS = 1 << 14  # rows of the target's head at a time: a head of 163,840 x 7,168 is 4.7 GB in float32
 
@@ -65,27 +67,36 @@ class StoredText:
         return None
 
 
-def stored_texts(stored: Any, feed: Feed) -> Iterator[StoredText]:
-    """StoredFeatures -> texts, one at a time. BadInput if the rows do not have the trained width."""
+def to_send(stored: StoredFeatures, tokens: int = 8192) -> list[list[int]]:
+    """Token ids of the first stored texts, for `capture_server(texts=...)`: enough of them for rung 3."""
+    found: list[list[int]] = []
+    for sample in stored.samples:
+        if sum(map(len, found)) >= tokens:
+            break
+        found.append(sample.token_ids.tolist())
+    return found
+
+
+def stored_texts(stored: StoredFeatures, feed: Feed) -> Iterator[StoredText]:
+    """The trainer's texts, one at a time. BadInput if the rows do not have the trained width."""
     for index, sample in enumerate(stored.samples):
-        hidden = torch.as_tensor(np.asarray(sample.hidden)).float()
-        features = hidden.reshape(len(hidden), -1)
+        features = torch.from_numpy(to_float32(sample.features, sample.dtype))
         if features.shape[1] != feed.width:
             raise BadInput(
                 f"stored features are {features.shape[1]} wide, the drafter was trained on {feed.width}"
             )
-        last = torch.as_tensor(np.asarray(sample.last)).float()
+        last = torch.from_numpy(to_float32(np.asarray(sample.last), sample.dtype))
         yield StoredText(index, [int(t) for t in sample.token_ids], features, last)
 
 
 def usable_starts(text: StoredText, target: TargetModel, steps: int) -> np.ndarray:
     """Starts n with tokens n + 1 ... n + S all the target's argmax (right[i]: token i + 1 is it)."""
     truth = target_argmax(target, text.last)
-    right: np.ndarray = np.asarray(truth[:-1] == np.asarray(text.tokens[1:]))
+    right = np.asarray(np.equal(truth[:-1], text.tokens[1:]), dtype=bool).reshape(-1)
     if len(right) < steps + 1:
         return np.zeros(0, dtype=np.int64)
-    runs = np.lib.stride_tricks.sliding_window_view(right, steps).all(axis=1)
-    return np.flatnonzero(runs[1:]) + 1
+    runs = np.lib.stride_tricks.sliding_window_view(right[1:], steps).all(axis=1)
+    return np.flatnonzero(runs) + 1
 
 
 def target_argmax(target: TargetModel, last: torch.Tensor) -> np.ndarray:

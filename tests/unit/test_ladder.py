@@ -87,7 +87,9 @@ def test_rungs_one_and_two_by_their_definitions():
 
 def test_stored_texts_stand_in_feed_order_and_have_the_trained_width():
     hidden = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
-    sample = SimpleNamespace(token_ids=np.array([5, 6]), hidden=hidden, last=np.zeros((2, 4), np.float32))
+    sample = SimpleNamespace(
+        token_ids=np.array([5, 6]), features=hidden.reshape(2, 12), last=np.zeros((2, 4)), dtype="float32"
+    )
     (text,) = stored_texts(SimpleNamespace(samples=[sample]), Feed((2, 4, 5), 12))
     assert text.features.tolist() == hidden.reshape(2, 12).tolist() and text.tokens == [5, 6]
     with pytest.raises(BadInput, match="stored features are 12 wide, the drafter was trained on 16"):
@@ -161,7 +163,7 @@ def stored_features(parts, texts=8, length=60):
                 )[0]
         head = parts.target.load("lm_head.weight")
         last = head[tokens.roll(-1)]  # the state whose largest logit is the next token's
-        samples.append(SimpleNamespace(token_ids=tokens.numpy(), hidden=hidden.view(length, 3, H).numpy(),
+        samples.append(SimpleNamespace(token_ids=tokens.numpy(), features=hidden.numpy(), dtype="float32",
                                        last=last.numpy()))  # fmt: skip
     return SimpleNamespace(samples=samples)
 
@@ -209,7 +211,7 @@ def test_rungs_1_to_3_share_their_starts(parts):
     capture = SimpleNamespace(requests={}, reprefill={})
     for i, sample in enumerate(stored.samples[:6]):
         text = StoredText(i, sample.token_ids.tolist(), torch.zeros(0), torch.zeros(0))
-        rows = sample.hidden.reshape(len(text.tokens), -1)
+        rows = sample.features
         rows = np.concatenate([rows[:, H:], rows[:, :H]], axis=1)  # chunks in another order
         capture.requests |= stored_capture(text, rows, rid=f"eaglelab-1-stored-{i:04d}").requests
     found = climb(parts.checkpoint, parts.target, capture, stored, launched())
