@@ -3,8 +3,8 @@
     python tests/bench/kimi_width.py [--rounds 32] [--prompt 256] [--threads 2] [--scale 1]
 
 The shapes are those of a Llama-style drafter for Kimi: hidden 7,168, three chunks of features (fc 7,168 x
-21,504), 64 heads and 64 kv heads of 128, intermediate 18,432, vocabulary 163,840. The weights are noise, so the
-drafts mean nothing; time and memory do. Fails above 20 GiB.
+21,504), 64 heads and 64 kv heads of 128, intermediate 18,432, vocabulary 163,840. The weights are noise, so
+the drafts mean nothing; time and memory do. Fails above 20 GiB.
 """
 
 from __future__ import annotations
