@@ -77,8 +77,7 @@ def _layer_ids(checkpoint: Checkpoint, target: Target | None) -> dict[str, Any]:
         "depths": list(depths) or None,
         "as_sglang": sglang,
         "as_speculators": list(depths) or None,
-        "rule": f"sglang on {architecture or 'most architectures'}: see as_sglang; speculators and vLLM: id "
-        "= depth",
+        "rule": f"{_sglang_rule(architecture)}; speculators and vLLM: id k is depth k",
         "default": list(default_depths(architecture, layers)) if architecture and layers else None,
     }
 

@@ -189,7 +189,8 @@ class Launch:
                 continue
             words += [flag, str(value)]
         for flag, value in self.flags:
-            words += [flag, *shlex.split(value)] if value else [flag]
+            given = shlex.split(value)
+            words += [f"{flag}={given[0]}"] if value.startswith(("-", "'-")) else [flag, *given]
         return shlex.join(words)
 
 
@@ -205,7 +206,7 @@ def _read(command_line: str | Sequence[str]) -> tuple[dict[str, Any], tuple[tupl
     """Flags of a command line: those that are fields of Launch, converted, and the others as written."""
     if isinstance(command_line, str):
         try:
-            words = shlex.split(command_line.replace("\\\n", " "))
+            words = shlex.split(_before_the_shell(command_line))
         except ValueError as error:
             raise BadInput(
                 f"the launch command cannot be read as a shell line ({error}): {command_line!r}"
@@ -221,22 +222,39 @@ def _read(command_line: str | Sequence[str]) -> tuple[dict[str, Any], tuple[tupl
     position = start
     while position < len(words):
         word = words[position]
-        if re.fullmatch(r"[0-9]*[<>|&;]+.*", word):
-            break  # the rest belongs to the shell
         if not word.startswith("--"):
             raise BadInput(f"the launch command has {word!r} where a flag was expected")
         flag, has_value, value = word.partition("=")
         position += 1
         if not has_value:
             end = position
-            while end < len(words) and not re.match(r"--|-[A-Za-z]|[0-9]*[<>|&;]", words[end]):
+            while end < len(words) and not re.match("--|-[A-Za-z]", words[end]):
                 end += 1
             value, position = shlex.join(words[position:end]), end
         if name := _field_of(flag):
             known[name] = _convert(flag, name, value if has_value else "".join(shlex.split(value)[:1]))
         elif not SECRET.search(flag):
-            others.append((flag, value))
+            others.append((flag, shlex.quote(value) if has_value and value else value))
     return known, tuple(others)
+
+
+def _before_the_shell(text: str) -> str:
+    """A command line up to the first unquoted redirection, pipe or &; escaped line ends become spaces."""
+    kept, quote, escaped = "", "", False
+    for character in text:
+        if escaped:
+            kept = kept[:-1] + " " if character == "\n" and not quote else kept + character
+            escaped = False
+            continue
+        if not quote and character in "<>|&;":
+            return re.sub(r"(^|\s)\d$", "", kept)
+        if character == quote:
+            quote = ""
+        elif not quote and character in "'\"":
+            quote = character
+        escaped = character == "\\" and quote != "'"
+        kept += character
+    return kept
 
 
 def _convert(flag: str, name: str, value: str) -> Any:

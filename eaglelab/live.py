@@ -164,10 +164,10 @@ def compare(
     dtypes = {name: str(p["dtype"]).removeprefix("torch.") for name, p in live.items()}
     expected = expected_parameters(checkpoint, target, launch, tp_rank, dtypes)
     matches = [_match(live[name], expected.get(name)) for name in live]
-    for name in expected.keys() - live.keys():
-        matches.append(
-            Match(name, False, expected[name].source.tensors, expected[name].source.kind, "not live")
-        )
+    aliases = {"lm_head.weight"} if checkpoint.settings.tied else set()
+    for name in sorted(expected.keys() - live.keys() - aliases):
+        source = expected[name].source
+        matches.append(Match(name, False, source.tensors, source.kind, "the server has no such parameter"))
     return matches
 
 

@@ -321,11 +321,6 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
             f"{where}: 'tie_word_embeddings' with 'draft_vocab_size' null: SGLang stops; write the "
             "vocabulary size"
         )
-    if not s.tied and config.get("draft_vocab_size", 0) is None and "d2t" in checkpoint.tensors:
-        found.append(
-            f"{where}: field 'draft_vocab_size' is null but the file has d2t: ids beyond the map; write its "
-            "length"
-        )
     if target:
         try:
             checkpoint.check_target(target)
