@@ -209,11 +209,10 @@ def _round(event: Event, j: int, n: int, committed: list[int], draft: tuple[Even
     if draft is None or draft[0].data["seq_lens"][draft[1]] != n:
         return Round(n, [], None, accept_len, committed)
     source, k = draft
-    child, sibling = source.data.get("next_token"), source.data.get("next_sibling")
     parents = None
     if source.data["topk"] > 1:
         try:
-            parents = parents_of(child[k], sibling[k])
+            parents = parents_of(source.data["next_token"][k], source.data["next_sibling"][k])
         except (TypeError, ValueError, LookupError) as error:
             raise source.fail(f"next_token[{k}]", f"not the links of a tree: {error}") from error
     fed = Slice(source, "fed", k, 1) if "fed" in source.data["tensors"] else None
