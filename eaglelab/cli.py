@@ -112,7 +112,7 @@ def demo(
     options: dict[str, Any] = {name: str(path) for name, path in paths.items() if path.exists()}
     options |= {"max_requests": max_requests, "baseline": baseline, "out": out}
     with module.start_server(
-        algorithm, topk, tp=tp, extra_flags=_sglang_flags(flags), progress=_say
+        _algorithm(algorithm), topk, tp=tp, extra_flags=_sglang_flags(flags), progress=_say
     ) as server:
         return _report({**options, "server": server.url}, (), timeout, None)
 
@@ -130,7 +130,7 @@ def serve(
 
     extra = _sglang_flags(flags)
     with module.start_server(
-        algorithm, topk, tp=tp, port=port or None, extra_flags=extra, progress=_say
+        _algorithm(algorithm), topk, tp=tp, port=port or None, extra_flags=extra, progress=_say
     ) as up:
         typer.echo(up.url)
         _say(f"log: {up.log}; stop it with Ctrl-C")
@@ -227,7 +227,15 @@ def diagnose(
     from eaglelab import text
     from eaglelab.params import from_options
 
-    options = {k: v for k, v in locals().items() if isinstance(v, (str, int))}
+    options: dict[str, Any] = {
+        "drafter": drafter,
+        "server": server,
+        "capture": capture,
+        "target": target,
+        "launch": launch,
+    }
+    options |= {"features": features, "prompts": prompts}
+    options |= {"max_requests": max_requests, "max_new_tokens": max_new_tokens}
     params = from_options(options, ())
     with tempfile.TemporaryDirectory(prefix="eaglelab-") as folder:
         found = module.gather(params, Path(folder), _key(api_key_file), _bar())
@@ -284,6 +292,12 @@ def _report(options: dict[str, Any], assign: Iterable[str], timeout: float, key:
     if not outcome.complete:
         _say(f"eaglelab: {outcome.message}\nwhat there is lies in {outcome.folder}")
     return Result(*text.outcome(outcome), outcome.exit_code)
+
+
+def _algorithm(name: str) -> str:
+    if name.upper() not in ("EAGLE3", "EAGLE", "NEXTN"):
+        raise BadInput(f"--algorithm {name}: EAGLE3 or EAGLE (NEXTN is another name of EAGLE)")
+    return name.upper()
 
 
 def _sglang_flags(flags: list[str] | None) -> list[str]:

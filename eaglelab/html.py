@@ -78,7 +78,9 @@ def table(header: Sequence[object], rows: Iterable[Sequence[object]], caption: o
     cell = (
         f"padding:4px 10px;border-bottom:1px solid {RULE};vertical-align:top;color:{INK};background:{PAPER};"
     )
-    head = [element("th", h, style=cell + "text-align:left;font-weight:bold") for h in header]
+    head = [
+        element("th", h, style=cell + "text-align:left;font-weight:bold;white-space:nowrap") for h in header
+    ]
     body = [
         element("tr", *(element("td", _number(v), style=cell + f"text-align:{_side(v)}") for v in row))
         for row in rows

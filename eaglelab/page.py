@@ -26,7 +26,7 @@ body {{ margin: 0 auto; padding: 1.5rem; max-width: 1120px; background: {PAPER};
 h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid {RULE} }}
 img {{ max-width: 100%; height: auto }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.4 'DejaVu Sans Mono', monospace }}
-td, th {{ max-width: 36rem; overflow-wrap: anywhere }}
+td {{ max-width: 42rem; overflow-wrap: break-word }}
 a {{ color: #004b7a }}
 @media print {{ h2 {{ break-after: avoid }} img, tr {{ break-inside: avoid }} }}
 """

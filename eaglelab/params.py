@@ -105,7 +105,7 @@ class ReportParams(BaseModel):
         kept: list[str] = []
         hidden = False
         for word in shlex.split(text.replace("\\\n", " ")):
-            hidden = bool(SECRET.search(word)) if word.startswith("-") else hidden
+            hidden = bool(SECRET.search(word.replace("_", "-"))) if word.startswith("-") else hidden
             if not hidden:
                 kept.append(word)
         return shlex.join(kept) if len(kept) < len(shlex.split(text.replace("\\\n", " "))) else text
@@ -148,7 +148,7 @@ def from_options(options: Mapping[str, Any], assignments: Iterable[str]) -> Repo
 def _hint(name: str) -> str:
     import difflib
 
-    if SECRET.search(name):
+    if SECRET.search(name.replace("_", "-")):
         return "; a key is never a parameter: set EAGLELAB_API_KEY or use --api-key-file"
     close = difflib.get_close_matches(name, ReportParams.model_fields, n=1)
     return (

@@ -169,7 +169,8 @@ def chunks(chunk_stats: Sequence[Any]) -> Figure:
         _spread(norms, y, chunk.norms, SERIES[y % 7])
         _spread(values, y, chunk.values, SERIES[y % 7])
     rows = max((c.rows for c in chunk_stats), default=0)
-    norms.set_yticks(range(len(chunk_stats)), [c.name for c in chunk_stats])
+    names = [textwrap.fill(c.name, 22) for c in chunk_stats]
+    norms.set_yticks(range(len(chunk_stats)), names)
     values.set_yticks(range(len(chunk_stats)), [""] * len(chunk_stats))
     _title(norms, f"Row norms, n = {rows} rows")
     _title(values, "Values, exact bf16 quantiles")

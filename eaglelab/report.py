@@ -176,8 +176,12 @@ class Report:
         return tables.chunks_table(self._chunks())
 
     def _chunks(self) -> list[Any]:
-        stats = self.found.evidence.stats
-        return [stats.chunk(i) for i in range(stats.chunks)] if stats else []
+        """Chunk statistics, under the names that the chunks were recognised by."""
+        evidence = self.found.evidence
+        stats, named = evidence.stats, evidence.depths.chunks if evidence.depths else ()
+        found = [stats.chunk(i) for i in range(stats.chunks)] if stats else []
+        places = [f" ({c.place})" if c.match != "none" else "" for c in named] or [""] * len(found)
+        return [replace(c, name=c.name + place) for c, place in zip(found, places, strict=False)]
 
     def steps(self) -> Html:
         """One prompt replayed round by round."""
@@ -200,7 +204,8 @@ class Report:
     def provenance(self) -> Html:
         """Where it came from, and the command that makes it again."""
         return Html(
-            panel("Make it again: ", code(self.params.command())) + tables.facts_table(self.found.facts)
+            panel("Make it again: ", code(self.params.command()))
+            + tables.facts_table(self.found.facts, folded=("server",))
         )
 
     # -- the end

@@ -102,7 +102,7 @@ def chip(token: Token) -> Html:
 
 def _row(number: int, step: Step) -> Html:
     head = f"round {number}: {step.accept_length} committed"
-    label = element("span", head, style="display:inline-block;width:11em;color:#555555;font-size:12px")
+    label = element("span", head, style="display:inline-block;width:13em;color:#555555;font-size:12px")
     tokens = [*step.drafts, *([step.bonus] if step.bonus else [])]
     return element("div", label, *map(chip, tokens), style="padding:1px 0")
 

@@ -14,43 +14,48 @@ if TYPE_CHECKING:
 
 
 def findings_table(findings: Iterable[Any]) -> Html:
-    """Findings (records.Finding), failed first."""
+    """Findings (records.Finding), failed first; the fix stands under the evidence."""
     order = ("failed", "errored", "skipped", "passed")
-    rows = [
-        (outcome(f.verdict), lines((element("b", f.title), code(f.fault))), f.rung, lines(f.evidence), f.fix,
-         f.predicted_accept_length)
-        for f in sorted(findings, key=lambda f: order.index(f.verdict))
-    ]  # fmt: skip
-    header = ("outcome", "finding", "rung", "evidence", "fix", "predicted accept length")
-    return table(
-        header, rows, f"{len(rows)} findings; accept length = tokens committed per verify, bonus included"
-    )
+    rows = []
+    for f in sorted(findings, key=lambda f: order.index(f.verdict)):
+        said: list[object] = list(f.evidence)
+        if f.fix:
+            said.append(Html(element("b", "Fix: ") + code(f.fix)))
+        if f.predicted_accept_length is not None:
+            said.append(element("b", f"Predicted accept length after it: {f.predicted_accept_length:.3f}"))
+        rows.append((outcome(f.verdict), lines((element("b", f.title), code(f.fault))), f.rung, lines(said)))
+    words = "accept length = tokens committed per verify, bonus included"
+    return table(("outcome", "finding", "rung", "evidence and fix"), rows, f"{len(rows)} findings; {words}")
 
 
 def wiring_table(differences: Iterable[Any]) -> Html:
     """Differences (wiring.Difference) between what was trained and what is served; those that count first."""
-    rows = [
-        (
-            d.field,
-            d.trained,
-            d.served if d.inert else element("b", d.served),
-            d.inert and "inert" or "counts",
-            d.why,
+    rows = []
+    for d in sorted(differences, key=lambda d: d.inert):
+        trained, served = (
+            ", ".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in (d.trained, d.served)
         )
-        for d in sorted(differences, key=lambda d: d.inert)
-    ]
+        now = served if d.inert else element("b", served)
+        rows.append((f"{d.part}.{d.field}", trained, now, "inert" if d.inert else "counts", d.why))
     if not rows:
         return panel("Trained and served do the same with this checkpoint: no field differs.")
-    return table(
-        ("field", "trained", "served", "effect", "why"),
-        rows,
-        "inert = the tensors prove that it changes nothing",
+    caption = (
+        "What training and serving do differently, from files and flags; inert = proven to change nothing"
     )
+    return table(("field", "trained", "served", "effect", "why"), rows, caption)
 
 
-def facts_table(facts: Mapping[str, Any], caption: str | None = None) -> Html:
-    """Nested facts, one line a leaf, dotted names."""
-    return table(("what", "value"), list(_leaves(facts)), caption)
+def facts_table(facts: Mapping[str, Any], folded: Sequence[str] = ()) -> Html:
+    """Nested facts, one line a leaf, dotted names; parts named in `folded` start folded."""
+    shown = table(("what", "value"), list(_leaves({k: v for k, v in facts.items() if k not in folded})))
+    parts: list[object] = [shown]
+    for name in folded:
+        if facts.get(name):
+            summary = element("summary", name, style="cursor:pointer;padding:4px 0")
+            parts.append(
+                panel(element("details", summary, table(("what", "value"), list(_leaves(facts[name])))))
+            )
+    return Html("".join(map(str, parts)))
 
 
 def _leaves(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
@@ -79,27 +84,20 @@ def depths_table(evidence: Evidence) -> Html:
     """The depth that each chunk was recognised as, beside the one it was trained as."""
     if evidence.depths is None:
         return panel(f"Depths were not named: {evidence.why_not('depths')}")
-    trained = [f"depth {d}" for d in evidence.trained[0].depths]
-    rows = []
-    for i, c in enumerate(evidence.depths.chunks):
+    meant = [f"depth {d}" for d in evidence.trained[0].depths]
+    served = evidence.depths.chunks
+    header = ["chunk", "recognised as", "match", "error", "next best", "its error", "nearer the first"]
+    rows: list[list[object]] = []
+    for i, c in enumerate(served):
         found = "none of them" if c.match == "none" else str(c.place)
-        meant = trained[i] if i < len(trained) else None
         sure = f"{c.confidence:.0%} of {c.rows} rows"
-        rows.append((i, found, c.match, meant, c.error, c.runner_up, c.runner_up_error, sure))
-    header = (
-        "chunk",
-        "recognised as",
-        "match",
-        "trained",
-        "error",
-        "next best",
-        "its error",
-        "nearer the first",
-    )
-    caption = (
-        "Depth of each chunk, by comparing vectors with re-prefilled residual streams; error = |x - s| / |s|"
-    )
-    return table(header, rows, caption)
+        rows.append([i, found, c.match, c.error, c.runner_up, c.runner_up_error, sure])
+    if len(meant) == len(served):
+        header.insert(2, "trained")
+        for row, depth in zip(rows, meant, strict=True):
+            row.insert(2, depth)
+    words = f"Each chunk served, recognised by its vectors; trained: {', '.join(meant) or 'unknown'}"
+    return table(header, rows, f"{words}; error = |x - s| / |s| to the re-prefilled residual stream")
 
 
 def chunks_table(chunks: Iterable[Any]) -> Html:

@@ -36,7 +36,10 @@ def rows(table: Iterable[Sequence[object]], indent: str = "  ") -> str:
     for row in cells:
         head = indent + "".join(cell.ljust(width + 2) for cell, width in zip(row, widths, strict=False))
         out.append(
-            textwrap.fill(row[-1], room, initial_indent=head, subsequent_indent=" " * len(head)) or head
+            textwrap.fill(
+                row[-1], room, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+            )
+            or head
         )
     return "\n".join(out)
 

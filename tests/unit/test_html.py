@@ -80,7 +80,9 @@ def pieces(text):
         "verdict": html.verdict_box("broken", text, text, [text, html.code(text)]),
         "findings": tables.findings_table([finding]),
         "wiring": tables.wiring_table([Difference(text, text, text, False, text)]),
-        "facts": tables.facts_table({text: {text: text}, "list": [text, text]}, text),
+        "facts": tables.facts_table(
+            {text: {text: text}, "list": [text, text], "more": {"a": text}}, ("more",)
+        ),
         "strip": strip.token_strip([token], [strip.Step([token], token, 2)] * 20, text),
     }
 
