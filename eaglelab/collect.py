@@ -26,6 +26,7 @@ from eaglelab.prompts import Prompt, as_prompts
 from eaglelab.server import Answer, Server, ServerFacts
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # names that the server may give to files
+TTL = 1800.0  # seconds that the probe stays armed if we vanish; renewed before every batch
 Progress = Callable[[str, int, int], None]  # what, done, of
 
 
@@ -67,7 +68,7 @@ def capture_server(
     order = server.arm(
         all_ranks=all_ranks, target=target, all_traffic=all_traffic,
         max_requests=max(256, len(asked) + len(texts)),
-        max_bytes=max_bytes, ttl_s=3600.0,
+        max_bytes=max_bytes, ttl_s=TTL,
     )  # fmt: skip
     meta: dict[str, Any] = {
         "schema": SCHEMA,
@@ -92,7 +93,10 @@ def capture_server(
             server.disarm()
     status = _wait(server, lambda r: r["closed"], patience, "close")
     _describe(meta, facts, status)
-    return _assemble(server, order["id"], out, meta, max_bytes, show)
+    capture = _assemble(server, order["id"], out, meta, max_bytes, show)
+    with contextlib.suppress(AttachError):
+        server.discard(order["id"])
+    return capture
 
 
 def bar() -> Progress:
@@ -147,6 +151,7 @@ def _send(
     show(what, 0, len(prompts))
     for group in _groups([one is None for one in ids], size):
         sent: Any = [ids[i] if ids[i] is not None else prompts[i].prompt for i in group]
+        server.renew(meta["id"])
         got = server.generate(sent, max_new_tokens, [f"{prefix}{i:04d}" for i in group], ignore_eos)
         answers += got
         for i, answer in zip(group, got, strict=True):
@@ -182,8 +187,13 @@ def _reprefill(
         state.update(state="skipped", reason=off)
         return
     model = next(iter(status["ranks"].values()))["facts"]["target"]
+    layers = model["num_layers"]
+    if not all(0 <= depth <= layers for depth in depths or ()):
+        raise BadInput(
+            f"depths {list(depths or ())}: the target has {layers} layers, so depths 0 to {layers}"
+        )
     width = 4 if model["dtype"] == "float32" else 2
-    row = model["hidden_size"] * width * (len(depths) if depths else model["num_layers"] + 1)
+    row = model["hidden_size"] * width * (len(depths) if depths else layers + 1)
     room = max(1, status["reprefill_budget"] // row)  # tokens
     wanted = "all" if depths is None else "-".join(map(str, depths))
     texts = {
@@ -201,6 +211,7 @@ def _reprefill(
         else:  # one at a time: the budget is for a whole batch
             steps = int(facts.fields.get("speculative_num_steps") or 1)
             name = f"{order['reprefill_prefix']}.{wanted}.{rid}"
+            server.renew(order["id"])
             answer = server.generate([text], steps, [name], ignore_eos=True)[0]
             state["requests"][rid] = {"further": answer.output_ids}
         show("re-prefill", done, len(texts))
@@ -221,8 +232,19 @@ def _describe(meta: dict[str, Any], facts: ServerFacts, status: dict[str, Any]) 
         if session:
             wanted = ("seen", "written", "dropped", "dropped_rids", "bytes", "errors", "last_error")
             meta["ranks"][rank] = {"primary": said["primary"], **{k: session[k] for k in wanted}}
+    meta["limits"] = limits(facts)
     notes = {rank: said["parameters"] for rank, said in ranks.items()}
     meta["rank_notes"] = {rank: note for rank, note in notes.items() if note != "done"}
+
+
+def limits(facts: ServerFacts) -> list[str]:
+    """Why this server's own drafts cannot be replayed (rungs 4 and 5), or nothing."""
+    found = []
+    if facts.fields.get("speculative_use_rejection_sampling"):
+        found.append("rejection sampling: draft tokens are drawn at random")
+    if facts.fields.get("disaggregation_mode") not in (None, "null", ""):
+        found.append("prefill and decode are disaggregated: no server has both halves of a request")
+    return found
 
 
 def _assemble(

@@ -59,6 +59,7 @@ def verify(capture: Capture) -> None:
             if widths.setdefault(event.kind, width) != width:
                 raise event.fail(f"tensors.{site}.shape", f"width {width} after {widths[event.kind]}")
     _written(capture, due)
+    _said(capture)
     _sent(capture)
 
 
@@ -129,15 +130,36 @@ def _written(capture: Capture, found: dict[str, int]) -> None:
             capture.problems.append(Problem("warning", f"rank {rank}", f"{rid} was dropped: {why}"))
 
 
+def _said(capture: Capture) -> None:
+    """What the probe said of itself that a reader must know: ranks unseen, errors, re-prefills that failed."""
+    from eaglelab.capture import Problem
+
+    meta, found = capture.meta, []
+    if meta.get("missing_ranks"):
+        found.append(
+            ("ranks", f"{meta['missing_ranks']} ranks were not seen; their node keeps its own folder")
+        )
+    for rank, counts in capture.ranks.items():
+        if counts.get("errors"):
+            found.append(
+                (f"rank {rank}", f"errors in the probe {counts['errors']}: {counts.get('last_error')}")
+            )
+    found += [(f"rank {rank}", note) for rank, note in meta.get("rank_notes", {}).items()]
+    for rid, answer in meta.get("reprefill", {}).get("requests", {}).items():
+        if rid not in capture.reprefill:
+            found.append(
+                ("re-prefill", f"{rid}: {answer.get('skipped') or 'the server recorded nothing of it'}")
+            )
+    capture.problems += [Problem("warning", where, text) for where, text in found]
+
+
 def _sent(capture: Capture) -> None:
     """What was captured is what was sent and answered, token by token; what is missing is said."""
     from eaglelab.capture import Problem
 
     dropped = {rid for counts in capture.ranks.values() for rid in counts.get("dropped_rids", {})}
     for rid in sorted(capture.sent.keys() - capture.requests.keys() - dropped):
-        capture.problems.append(
-            Problem("warning", "requests", f"{rid} was sent, and nothing of it was captured")
-        )
+        capture.problems.append(Problem("warning", "requests", f"{rid} was sent, but nothing of it captured"))
     path, events = capture.path / "capture.json", capture.path / "events.jsonl"
     for rid, trace in capture.requests.items():
         ids = capture.sent.get(rid, {}).get("input_ids")

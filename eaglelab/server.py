@@ -265,6 +265,14 @@ class Server:
     def disarm(self) -> dict[str, Any]:
         return self._send("POST", "/eaglelab/disarm", {})
 
+    def renew(self, arm_id: str) -> None:
+        """Start the armed order's time to live anew."""
+        self._send("POST", f"/eaglelab/renew/{arm_id}", {})
+
+    def discard(self, arm_id: str) -> None:
+        """Remove on the server what was recorded under an order that is disarmed."""
+        self._send("POST", f"/eaglelab/discard/{arm_id}", {}, allow=(404,))
+
     def files(self, arm_id: str) -> list[dict[str, Any]]:
         """rank, name, bytes and sha256 of each file recorded under `arm_id`."""
         return self._send("GET", f"/eaglelab/files/{arm_id}", timeout=600.0)["files"]

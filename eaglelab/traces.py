@@ -244,7 +244,7 @@ def build_reprefills(capture: Capture) -> dict[str, Reprefill]:
     for rank in capture.primary_ranks:
         for event in capture.events(rank, "reprefill"):
             of = event.data["of"]
-            item = found.setdefault(of, Reprefill(of, [], answered.get(of, {}).get("further", [])))
+            item = found.setdefault(of, Reprefill(of, [], answered.get(of, {}).get("further") or []))
             if event.data["seq_lens"][0] != len(item.token_ids):
                 have = f"{len(item.token_ids)} tokens came before, the event says {event.data['seq_lens'][0]}"
                 raise event.fail("seq_lens[0]", have)

@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,13 @@ class Recorder:
         if stamp != self._stamp:
             self._stamp = stamp
             order = (spool.read_json(self.root / "control.json") or {}).get("arm")
-            self._end()
-            if order:
-                self._start(Arm(**{f.name: order[f.name] for f in fields(Arm) if f.name in order}))
+            if order and self._arm and order.get("id") == self._arm.id:  # the same, renewed
+                if self.session is not None:
+                    self.session.extend(self._arm.ttl_s)
+            else:
+                self._end()
+                if order:
+                    self._start(Arm(**{f.name: order[f.name] for f in fields(Arm) if f.name in order}))
         session = self.session
         if session is not None and (session.expired or session.ending):
             self._end()
@@ -92,6 +96,8 @@ class Recorder:
                 shutil.rmtree(old, ignore_errors=True)
         folder = self.folder / arm.id
         folder.mkdir(mode=0o700)
+        room = shutil.disk_usage(folder).free * 4 // 5  # never fill the server's disk
+        arm = replace(arm, max_bytes=min(arm.max_bytes, room))
         self._arm, self._last, self._parameters = arm, None, "done"
         steps = [parameters.write_parameters] + ([parameters.write_target] if arm.target else [])
         for step in steps:

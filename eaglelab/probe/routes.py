@@ -8,7 +8,9 @@ there they answer 404.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
+import shutil
 import threading
 import time
 from dataclasses import fields
@@ -64,9 +66,22 @@ def router() -> Any:
     @routes.post("/disarm")
     @admin
     def disarm() -> dict[str, Any]:
-        spool.set_control(spool.folder(), None)
-        _order.clear()
+        with _lock:
+            spool.set_control(spool.folder(), None)
+            _order.clear()
         return state()
+
+    @routes.post("/renew/{arm_id}")
+    @admin
+    def renew_route(arm_id: str) -> dict[str, Any]:
+        if not renew(arm_id):
+            raise HTTPException(409, "no longer armed; the time to live had passed")
+        return state()
+
+    @routes.post("/discard/{arm_id}")
+    @admin
+    def discard_route(arm_id: str) -> dict[str, Any]:
+        return {"discarded": discard(arm_id)}
 
     @routes.get("/files/{arm_id}")
     @admin
@@ -121,12 +136,29 @@ def start(order: dict[str, Any]) -> dict[str, Any]:
         if _order and _order["until"] > time.time() and not force:
             raise Busy("armed by another capture; wait for it, or disarm")
         arm_id = secrets.token_hex(4)
-        arm = {"id": arm_id, "rid_prefix": f"eaglelab-{arm_id}-", **order}
+        arm = {"id": arm_id, "rid_prefix": f"eaglelab-{arm_id}-", "ttl_s": Arm.ttl_s, **order}
         spool.set_control(spool.folder(), arm)
-        _order.update(id=arm_id, until=time.time() + arm.get("ttl_s", Arm.ttl_s))
-    import os
-
+        _order.update(id=arm_id, until=time.time() + arm["ttl_s"], arm=arm)
     return {**arm, "reprefill_prefix": os.environ[spool.NONCE]}
+
+
+def renew(arm_id: str) -> bool:
+    """Give the armed order its time to live once more; False when it is no longer armed."""
+    with _lock:
+        if not _order or _order["id"] != arm_id or _order["until"] < time.time():
+            return False
+        spool.set_control(spool.folder(), _order["arm"])
+        _order["until"] = time.time() + _order["arm"]["ttl_s"]
+        return True
+
+
+def discard(arm_id: str) -> bool:
+    """Remove what was recorded under an id that is no longer armed."""
+    if _order and _order["id"] == arm_id or not spool.NAME.fullmatch(arm_id):
+        return False
+    for folder in spool.folder().glob(f"*/{arm_id}"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def listing(arm_id: str) -> list[dict[str, Any]]:

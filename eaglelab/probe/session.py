@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Session:
     def wants(self, rid: str) -> bool:
         return rid in self.admitted and rid not in self.dropped
 
-    def admit(self, rid: str, input_ids: Iterator[int], cached_prefix: int) -> bool:
+    def admit(self, rid: str, input_ids: Sequence[int], cached_prefix: int) -> bool:
         """Take a request at its first prefill, if it is ours and there is room. Records its `request`
         event.
         """
@@ -81,8 +81,9 @@ class Session:
                 self.drop([rid], f"more than {self.arm.max_requests} requests")
                 return False
             self.admitted.add(rid)
-            meta = {"rid": rid, "input_ids": list(map(int, input_ids)), "cached_prefix": cached_prefix}
-            self.record("request", [rid], {}, lambda _: (meta, {}))
+            ids = input_ids[:]  # its length may be 100,000: the writer makes a list of it
+            about = {"rid": rid, "cached_prefix": cached_prefix}
+            self.record("request", [rid], {}, lambda _: ({**about, "input_ids": list(map(int, ids))}, {}))
         return self.wants(rid)
 
     def record(self, kind: str, rids: list[str], tensors: dict[str, Any], finish: Finish) -> None:
@@ -119,6 +120,9 @@ class Session:
     @property
     def expired(self) -> bool:
         return time.monotonic() > self._deadline
+
+    def extend(self, ttl_s: float) -> None:
+        self._deadline = time.monotonic() + ttl_s
 
     @property
     def ending(self) -> bool:

@@ -327,6 +327,19 @@ def test_it_disarms_itself(tmp_path):
     until(lambda: rec.session is None and said(tmp_path)["armed"] is None and said(tmp_path)["closed"])
 
 
+def test_an_order_can_be_renewed(tmp_path):
+    rec = watched(tmp_path)
+    order = {"id": "one", "rid_prefix": PREFIX, "ttl_s": 1.0}
+    spool.set_control(tmp_path, order)
+    until(lambda: said(tmp_path)["armed"] == "one")
+    session = rec.session
+    for _ in range(8):
+        time.sleep(0.25)
+        spool.set_control(tmp_path, order)
+    assert rec.session is session, "longer than its time to live, and still the same"
+    until(lambda: rec.session is None)
+
+
 def test_bad_orders_and_failing_steps_are_said(tmp_path, monkeypatch):
     rec = watched(tmp_path)
     (tmp_path / "control.json").write_text("{")
@@ -679,10 +692,19 @@ def test_orders_are_checked(root):
 
 
 def test_an_expired_arm_makes_way(root):
-    routes.start({"ttl_s": 0.01})
-    time.sleep(0.02)
-    assert routes.state()["armed"] is None
+    first = routes.start({"ttl_s": 0.2})
+    assert routes.renew(first["id"]) and not routes.renew("other")
+    assert not routes.discard(first["id"]), "not while it is armed"
+    time.sleep(0.25)
+    assert routes.state()["armed"] is None and not routes.renew(first["id"])
     routes.start({})
+
+
+def test_recordings_are_discarded(root):
+    for arm_id in ("abc", "def"):
+        (root / "dp0.tp0" / arm_id).mkdir(parents=True)
+    assert not routes.discard("*") and routes.discard("abc")
+    assert [p.name for p in (root / "dp0.tp0").iterdir()] == ["def"]
 
 
 def test_took(monkeypatch):

@@ -238,7 +238,7 @@ class Armed:
         self.answers = {
             "/eaglelab/status": lambda r: self.status(), "/eaglelab/arm": self.arm,
             "/eaglelab/disarm": self.disarm, "/generate": self.generate,
-            "/eaglelab/files/1": lambda r: self.files(),
+            "/eaglelab/files/1": lambda r: self.files(), "/eaglelab/renew/1": {},
         }  # fmt: skip
         for entry in self.files()["files"]:
             self.answers[f"/eaglelab/files/1/dp0.tp0/{entry['name']}"] = self.file(folder / entry["name"])
