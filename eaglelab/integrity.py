@@ -131,7 +131,7 @@ def _written(capture: Capture, found: dict[str, int]) -> None:
 
 
 def _said(capture: Capture) -> None:
-    """What the probe said of itself that a reader must know: ranks unseen, errors, re-prefills that failed."""
+    """What the probe says of itself that a reader must know: ranks unseen, errors, re-prefills lost."""
     from eaglelab.capture import Problem
 
     meta, found = capture.meta, []

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from eaglelab.counters import Answer, Counters
 from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt
 
 if TYPE_CHECKING:
     from eaglelab.launch import Launch
-    from eaglelab.records import Measurement
 
 MAX_JSON = 256 << 20  # bytes of one JSON answer
 FIRST_WITH_PLUGINS = (0, 5, 11)
@@ -63,52 +63,6 @@ class ServerFacts:
         """Whether this version loads plugins; an unknown version gets the benefit of the doubt."""
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", self.version)
         return numbers is None or tuple(map(int, numbers.groups())) >= FIRST_WITH_PLUGINS
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One generation. `output_ids` is None where the server does not say them."""
-
-    rid: str
-    output_ids: list[int] | None
-    text: str | None
-    meta_info: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Sums of SGLang's own counters over our requests."""
-
-    correct: int  # draft tokens that the target accepted, without the bonus
-    proposed: int
-    verifies: int
-    completion_tokens: int
-    draft_tokens: int  # N of the launch: the drafts and the root
-    lifetime_accept_length: float | None = None
-
-    def measurements(self) -> list[Measurement]:
-        """accept_length.server and what else SGLang counts, each with its definition."""
-        from eaglelab.records import Measurement
-
-        v, n = self.verifies, self.draft_tokens
-        rows = [
-            ("accept_length.server", 1 + self.correct / v if v else None, "tokens per verify",
-             "1 + sum of spec_num_correct_drafts / sum of spec_verify_ct over our requests; bonus included"),
-            ("acceptance_rate.server", self.correct / self.proposed if self.proposed else None, "ratio",
-             "sum of spec_num_correct_drafts / sum of spec_num_proposed_drafts over our requests; no bonus"),
-            ("accept_length.sglang", self.completion_tokens / v if v else None, "tokens per verify",
-             "completion tokens / spec_verify_ct over our requests: SGLang's own; counts the prefill's too"),
-            ("accept_rate.old_style", (v + self.correct) / (v * n) if v and n else None, "ratio",
-             "(correct drafts + bonus) / draft tokens per verify, an older server's \"rate\":"
-             f" nothing accepted reads {1 / n if n else 0:.2f}"),
-            ("accept_length.lifetime", self.lifetime_accept_length, "tokens per verify",
-             "avg_spec_accept_length of /server_info: since the server started, all traffic"),
-        ]  # fmt: skip
-        reason = "the server has counted no verify"
-        return [
-            Measurement(name=a, value=b, unit=c, definition=d, reason=reason if b is None else None)
-            for a, b, c, d in rows
-        ]
 
 
 class Server:

@@ -98,9 +98,7 @@ def servers(rounds: int) -> None:
     for name, values in speed.items():
         middle = statistics.median(values)
         spread = f"{min(values):.0f}-{max(values):.0f}"
-        print(
-            f"{name:18} {middle:6.1f} tokens/s ({spread}), {middle / base:.3f} of the server without the probe"
-        )
+        print(f"{name:18} {middle:6.1f} tokens/s ({spread}), {middle / base:.3f} of a server without it")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from capture_maker import make_capture
 
-from eaglelab import collect
+from eaglelab import assemble, collect
+from eaglelab.assemble import write_target
 from eaglelab.capture import open_capture
-from eaglelab.collect import capture_server, write_target
+from eaglelab.collect import capture_server
+from eaglelab.counters import Answer, Counters
 from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt, as_prompts, load_prompts
-from eaglelab.server import Answer, Counters, Server
+from eaglelab.server import Server
 
 KEY = "sk-very-secret-0123456789"
 INFO = {
@@ -366,7 +368,7 @@ def test_trouble_disarms_and_leaves_nothing(tmp_path, name):
 def test_a_full_disk_is_said_before_it_is_filled(tmp_path, monkeypatch):
     made = Armed(tmp_path / "spool")
     usage = shutil.disk_usage(tmp_path)._replace(free=100)
-    monkeypatch.setattr(collect.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(assemble.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(BadInput, match="MiB are free"):
         capture_server(made.server(), made.prompts(), tmp_path / "out", progress=quiet)
     assert not (tmp_path / "out").exists()
