@@ -10,10 +10,10 @@ judged. Everything else is shown when it changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from eaglelab import records
 from eaglelab.errors import BadInput
@@ -88,8 +88,30 @@ def _movement(name: str, old: Measurement | None, new: Measurement | None) -> Mo
     return Movement(name, before, after, margin, how)
 
 
-def finding(movements: Sequence[Movement], source: str) -> Finding:
-    """The comparison as one finding: failed on a regression, skipped if nothing could be judged."""
+CONDITIONS = ("launch", "drafter.sha256", "capture.prompts_sha256", "eaglelab.version", "packages")
+
+
+def conditions(before: Iterable[records.Record], after: Mapping[str, Any]) -> list[str]:
+    """What else differs between the two runs, by their provenance: a movement may come from there."""
+    old = next((r.facts for r in before if isinstance(r, records.Provenance)), {})
+    then, now = (dict(_leaves(facts)) for facts in (old, after))
+    names = [n for n in {**then, **now} if n.startswith(CONDITIONS) and then.get(n) != now.get(n)]
+    return [f"{name}: {then.get(name)} then, {now.get(name)} now" for name in names]
+
+
+def _leaves(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, list(value) if isinstance(value, tuple) else value
+
+
+def finding(movements: Sequence[Movement], source: str, changed: Sequence[str] = ()) -> Finding:
+    """The comparison as one finding: failed on a regression, skipped if nothing could be judged.
+
+    changed: what else differs, see `conditions`.
+    """
     fallen = [m for m in movements if m.how == "regressed"]
     judged = [m for m in movements if m.how in ("regressed", "improved", "within noise")]
     judged += [
@@ -104,6 +126,7 @@ def finding(movements: Sequence[Movement], source: str) -> Finding:
     ]
     if not judged:
         evidence.append("no measurement has an interval in both runs")
+    evidence += [f"also changed: {line}" for line in changed]
     return Finding(
         fault=FAULT,
         verdict="failed" if fallen else "passed" if judged else "skipped",

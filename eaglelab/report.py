@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from eaglelab.diagnose import Diagnosis
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+KEY = "EAGLELAB_API_KEY"
 
 
 def notebook() -> Path:
@@ -51,8 +52,8 @@ def run(
 
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     out = Path(params.out) if params.out else Path("runs").absolute() / stamp
-    if params.baseline:
-        baseline.load(Path(params.baseline))
+    runs.check_out(out)
+    preflight(params, api_key or os.environ.get(KEY))
     title = f"eaglelab report {out.name}"
     return run_notebook(
         notebook(),
@@ -63,6 +64,24 @@ def run(
         progress=progress,
         finish=lambda folder: render(folder / runs.NOTEBOOK, folder / runs.PAGE, title),
     )
+
+
+def preflight(params: ReportParams, key: str | None) -> None:
+    """Everything that can be refused in a second is refused before a kernel starts."""
+    from eaglelab.checkpoint import open_checkpoint, open_target
+    from eaglelab.prompts import load_prompts
+    from eaglelab.server import Server
+
+    if params.baseline:
+        baseline.load(Path(params.baseline))
+    drafter = open_checkpoint(params.drafter)
+    if params.target:
+        drafter.check_target(open_target(params.target).facts)
+    if params.prompts:
+        load_prompts(params.prompts)
+    if params.server:
+        with Server(params.server, key) as server:
+            server.probe_status(server.require_speculation())
 
 
 def gather(params: ReportParams, folder: Path, key: str | None, progress: Progress) -> Diagnosis:
@@ -79,7 +98,7 @@ def measure(params: ReportParams) -> Report:
     """For notebooks: gather, and compare with the baseline. The key comes from EAGLELAB_API_KEY."""
     folder = Path(os.environ.get("EAGLELAB_WORK") or params.out or "runs/notebook")
     folder.mkdir(parents=True, exist_ok=True)
-    return Report(params, folder, gather(params, folder, os.environ.get("EAGLELAB_API_KEY"), teller()))
+    return Report(params, folder, gather(params, folder, os.environ.get(KEY), teller()))
 
 
 @dataclass
@@ -93,11 +112,13 @@ class Report:
     figures: list[records.Figure] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        facts = provenance.facts(self.params, self.found)
         if self.params.baseline:
             before = baseline.load(Path(self.params.baseline))
             self.movements = baseline.compare(before, self.found.measurements)
-            self._weigh(baseline.finding(self.movements, self.params.baseline))
-        self.found.facts = provenance.facts(self.params, self.found)
+            changed = baseline.conditions(before, facts)
+            self._weigh(baseline.finding(self.movements, self.params.baseline, changed))
+        self.found.facts = facts
 
     def _weigh(self, extra: records.Finding) -> None:
         """A regression makes a run broken; the fault that was found without it keeps its name."""

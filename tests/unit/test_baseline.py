@@ -71,3 +71,14 @@ def test_load_takes_a_folder_or_the_file_and_refuses_unfinished_runs(tmp_path):
     written = [finding, records.summarise([finding], "healthy", None)]
     records.write(path, written)
     assert baseline.load(tmp_path) == baseline.load(path) == written
+
+
+def test_changed_conditions_are_named():
+    before = [
+        records.Provenance(facts={"launch": {"topk": 1, "tp": 2}, "time": "x", "drafter": {"sha256": "a"}})
+    ]
+    after = {"launch": {"topk": 4, "tp": 2}, "time": "y", "drafter": {"sha256": "b"}}
+    changed = baseline.conditions(before, after)
+    assert changed == ["launch.topk: 1 then, 4 now", "drafter.sha256: a then, b now"]
+    found = baseline.finding([], "runs/1", changed)
+    assert found.evidence[-2:] == [f"also changed: {line}" for line in changed]

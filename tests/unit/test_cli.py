@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,60 @@ def test_the_key_comes_from_a_file_or_the_environment(content, code, monkeypatch
     assert keys == (["Bearer canary"] if code == 3 else [])
     run(*words, env={"EAGLELAB_API_KEY": "other"})
     assert keys[-1] == "Bearer other"
+
+
+@pytest.fixture
+def web():
+    """A small web server; `answers` maps a path to (status, body)."""
+    answers = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, body = answers.get(self.path, answers.get("*", (404, "{}")))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", answers
+    server.shutdown()
+    server.server_close()
+
+
+def sglang(algorithm):
+    return {
+        "/server_info": (
+            200,
+            json.dumps({"speculative_algorithm": algorithm, "tp_size": 1, "version": "0.5.23"}),
+        ),
+        "/model_info": (200, "{}"),
+    }
+
+
+@pytest.mark.parametrize("command", ["report", "diagnose", "capture"])
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (sglang("EAGLE3"), "has no eaglelab plugin: `pip install eaglelab` in the server's environment"),
+        (sglang(None), "runs without speculation: there is no drafter to look at"),
+        ({"*": (401, "")}, "wants an API key (HTTP 401). Set EAGLELAB_API_KEY or use --api-key-file"),
+        ({"*": (200, "<html>hello</html>")}, "does not look like an SGLang server"),
+    ],
+)
+def test_servers_that_cannot_be_captured_exit_3_each_with_its_message(web, tmp_path, command, said, message):
+    url, answers = web
+    answers |= said
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    words = [command, "--server", url, "--prompts", tmp_path / "p.jsonl"]
+    words += ["--drafter", DATA / "drafter-sglang"] if command != "capture" else []
+    words += ["--out", tmp_path / "out"] if command != "diagnose" else []
+    done = run(*words, env={"EAGLELAB_API_KEY": ""})
+    assert done.exit_code == 3 and message in done.stderr and done.stdout == ""
+    assert os.listdir(tmp_path) == ["p.jsonl"]
 
 
 class Server:
