@@ -93,12 +93,11 @@ def _feed(checkpoint: Checkpoint, launch: Launch) -> Feed | None:
 def _texts(capture: Capture, feed: Feed, now: Feed | None):
     """Texts under a feed -> (texts, where their features came from)."""
     if now is not None and replace(now, dtype=feed.dtype) == feed:
-        found, missing = texts(capture)
-        source = "rows as captured"
-    else:
-        found, missing = texts(capture, feed)
-        source = "re-prefilled"
+        found, _ = texts(capture)
+        if found and found[0].features.shape[1] == feed.width:
+            return found, "rows as captured"
+    found, missing = texts(capture, feed)
     if not found:
         why = next(iter(missing.values()), "no request was captured")
         raise BadInput(f"no features for depths {list(feed.depths)}: {why}; capture with re-prefill")
-    return found, source
+    return found, "re-prefilled"

@@ -16,7 +16,7 @@ server's dtype.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from eaglelab.wiring import served, trained
 if TYPE_CHECKING:
     from eaglelab.capture import Capture
     from eaglelab.checkpoint import Checkpoint, TargetModel
+    from eaglelab.features import StoredFeatures
     from eaglelab.launch import Launch
 
 FEWEST_STARTS = 100
@@ -134,7 +135,7 @@ def climb(
     checkpoint: Checkpoint,
     target: TargetModel,
     capture: Capture | None = None,
-    stored: Any = None,
+    stored: StoredFeatures | None = None,
     launch: Launch | None = None,
     device: str = "cpu",
     served_as: Checkpoint | None = None,

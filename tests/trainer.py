@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import torch
 
 from eaglelab.drafter import Drafter
+from eaglelab.traces import Round, Trace
 from eaglelab.wiring import Rope, Wiring
 
 H, HEADS, KV, D, VOCAB, DRAFT, ROWS, STEPS = 64, 4, 2, 16, 96, 40, 23, 4
@@ -63,3 +67,50 @@ def wired(model) -> Drafter:
         vocab_map="d2t" if model.use_draft_vocab else "identity", dtype="float32",
     )  # fmt: skip
     return Drafter(Checkpoint(model.state_dict()), wiring)
+
+
+DRAFTS = 3  # draft tokens a round of `generation`
+
+
+def trainers_drafts(model, tokens, features, n, steps):
+    """What speculators' own model drafts after n rows: teacher forcing, its drafts as the teacher's."""
+    ids = torch.cat([tokens[1 : n + 1], torch.zeros(steps, dtype=torch.long)])  # row i sees token i + 1
+    rows = torch.cat(
+        [features[:n], torch.zeros(steps, features.shape[1])]
+    )  # rows past n - 1 are not looked at
+    out: list[int] = []
+    for step in range(steps):
+        with torch.no_grad():
+            drafts = model(
+                rows[None], ids[None], torch.zeros(1, len(ids), dtype=torch.long), ttt_steps=step + 1
+            )
+        choice = drafts[step][0, n - 1]
+        out.append(int(choice + model.d2t[choice]))
+        ids[n + step] = out[-1]
+    return out
+
+
+def generation() -> SimpleNamespace:
+    """A capture of a 'server': a text in which some of the drafts come true, its rounds, and its drafter."""
+    model = trainer_model(norm_output=True, norm_before_fc=True)
+    torch.manual_seed(11)
+    tokens, features = torch.randint(VOCAB, (80,)), torch.randn(80, 3 * H)
+    prompt, end, n, rounds = 10, 60, 10, []
+    generator = np.random.default_rng(3)
+    while n + 1 < end:
+        drafts = trainers_drafts(model, tokens, features, n, DRAFTS)
+        right = int(generator.integers(0, DRAFTS + 1))
+        tokens[n + 1 : n + 1 + right] = torch.tensor(drafts[:right])
+        if right < DRAFTS and tokens[n + 1 + right] == drafts[right]:
+            tokens[n + 1 + right] = (drafts[right] + 1) % VOCAB
+        committed = tokens[n + 1 : n + right + 2].tolist()
+        rounds.append(Round(n, drafts, None, right + 1, committed))
+        n += right + 1
+    kept = Trace("a", "dp0.tp0", tokens[:prompt].tolist(), tokens=tokens[: n + 1].tolist(), rounds=rounds)
+    kept.feature_dtype, kept.output_ids = "float32", tokens[prompt:end].tolist()
+    kept.features = features[:n].numpy()
+    launch = SimpleNamespace(steps=DRAFTS, topk=1, draft_tokens=DRAFTS + 1)
+    return SimpleNamespace(
+        requests={"a": kept}, reprefill={}, launch=launch,
+        drafter=wired(model), tokens=tokens, features=features,
+    )  # fmt: skip

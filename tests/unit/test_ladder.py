@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from trainer import VOCAB, Checkpoint, H, trainer_model, wired
+from trainer import DRAFTS, VOCAB, Checkpoint, H, generation, trainer_model, wired
 
 from eaglelab import ladder as module
 from eaglelab.drafting import Drafting
@@ -235,3 +236,75 @@ def test_servers_that_cannot_be_replayed(parts):
 def test_speculation_is_read_from_the_launch():
     launch = SimpleNamespace(steps=3, topk=4, draft_tokens=9)
     assert Speculation.of(launch) == Speculation(3, 4, 9)
+
+
+@pytest.fixture
+def generated(monkeypatch):
+    """A captured generation of 50 tokens, its drafter, and the wirings that climb() is to find."""
+    capture = generation()
+    feed = Feed((1, 2, 3), 3 * H, dtype="float32")
+    world = SimpleNamespace(capture=capture, trained=(feed, capture.drafter.wiring),
+                            served=(feed, capture.drafter.wiring))  # fmt: skip
+    world.checkpoint = Checkpoint(capture.drafter.weights)
+    world.target = Target({"lm_head.weight": torch.randn(VOCAB, H)})
+    monkeypatch.setattr(module, "trained", lambda *_: world.trained)
+    monkeypatch.setattr(module, "served", lambda *_: world.served)
+    launch = launched()
+    launch.steps, launch.draft_tokens = DRAFTS, DRAFTS + 1
+    world.climb = lambda: climb(world.checkpoint, world.target, capture, launch=launch)
+    return world
+
+
+def test_a_healthy_server_loses_nothing(generated):
+    found = generated.climb()
+    rounds = generated.capture.requests["a"].rounds
+    for name in ("3", "4", "5"):
+        assert found.rungs[name].rounds.lengths.tolist() == [r.accept_len for r in rounds]
+    assert found.rungs["3"].source == "rows as captured" and found.replay.exact
+    assert {name: drop.value for name, drop in found.drops.items()} == {"wiring": 0.0, "runtime": 0.0}
+
+
+def test_a_wrong_wiring_shows_between_rungs_3_and_4(generated):
+    """The server did what was trained, but `served` says otherwise: rung 4 falls, and rung 5 is back up."""
+    feed, wiring = generated.served
+    generated.served = (feed, replace(wiring, feedback="pre-norm", vocab_map="dropped"))
+    found = generated.climb()
+    assert found.rungs["3"].accept_length == found.rungs["5"].accept_length
+    assert found.rungs["4"].accept_length < found.rungs["5"].accept_length
+    assert found.drops["wiring"].value > 0 > found.drops["runtime"].value
+    assert not found.replay.exact
+
+
+def test_narrow_rows_need_a_re_prefill_for_rung_3(generated):
+    trace = generated.capture.requests["a"]
+    wide = trace.features
+    trace.features = np.ascontiguousarray(wide[:, :H])
+    feed, wiring = generated.served
+    generated.served = (Feed((1,), H), replace(wiring, fc="bypassed"))
+    found = generated.climb()
+    assert found.rungs["3"].reason == (
+        f"served rows are {H} wide, trained ones {3 * H}, and there is no re-prefill at depths [1, 2, 3] "
+        "(it was not re-prefilled): capture with re-prefill"
+    )
+    assert found.rungs["4"].rounds is not None and set(found.drops) == {"runtime"}
+    streams = {d: wide[:60, (d - 1) * H : d * H] for d in (1, 2, 3)}
+    generated.capture.reprefill["a"] = SimpleNamespace(
+        rid="a", token_ids=trace.tokens[:60], further=generated.capture.tokens[60:64].tolist(),
+        depths=[1, 2, 3], dtype="float32", stream=streams.__getitem__,
+    )  # fmt: skip
+    found = generated.climb()
+    assert found.rungs["3"].source == f"re-prefilled: served rows are {H} wide, trained ones {3 * H}"
+    assert found.rungs["3"].rounds.lengths.tolist() == [r.accept_len for r in trace.rounds]
+    assert found.drops["wiring"].value > 0
+
+
+def test_a_served_wiring_that_does_not_fit_the_rows_is_said_so(generated):
+    """`served` expects another width than was captured: it is wrong about this server."""
+    feed, wiring = generated.served
+    generated.served = (Feed((1,), H), replace(wiring, fc="bypassed"))
+    found = generated.climb()
+    assert found.rungs["4"].reason == (
+        "the served wiring does not fit what was captured: features are 192 wide; the drafter with fc "
+        "bypassed takes 64"
+    )
+    assert found.rungs["3"].accept_length == found.rungs["5"].accept_length and found.drops == {}

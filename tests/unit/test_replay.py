@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from trainer import VOCAB, H, trainer_model, wired
+from trainer import DRAFTS as STEPS
+from trainer import VOCAB, generation
 
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
@@ -23,55 +23,13 @@ from eaglelab.simulate import (
     stored_index,
 )
 from eaglelab.steps import view
-from eaglelab.traces import Reprefill, Round, Trace
+from eaglelab.traces import Reprefill, Round
 from eaglelab.wiring import Feed
-
-STEPS = 3
-
-
-def trainers_drafts(model, tokens, features, n, steps):
-    """What speculators' own model drafts after n rows: teacher forcing, its drafts as the teacher's."""
-    ids = torch.cat([tokens[1 : n + 1], torch.zeros(steps, dtype=torch.long)])  # row i sees token i + 1
-    rows = torch.cat(
-        [features[:n], torch.zeros(steps, features.shape[1])]
-    )  # rows past n - 1 are not looked at
-    out: list[int] = []
-    for step in range(steps):
-        with torch.no_grad():
-            drafts = model(
-                rows[None], ids[None], torch.zeros(1, len(ids), dtype=torch.long), ttt_steps=step + 1
-            )
-        choice = drafts[step][0, n - 1]
-        out.append(int(choice + model.d2t[choice]))
-        ids[n + step] = out[-1]
-    return out
 
 
 @pytest.fixture(scope="module")
 def served():
-    """A 'server': a text in which some of the drafts come true, its rounds, and its drafter."""
-    model = trainer_model(norm_output=True, norm_before_fc=True)
-    torch.manual_seed(11)
-    tokens, features = torch.randint(VOCAB, (80,)), torch.randn(80, 3 * H)
-    prompt, end, n, rounds = 10, 60, 10, []
-    generator = np.random.default_rng(3)
-    while n + 1 < end:
-        drafts = trainers_drafts(model, tokens, features, n, STEPS)
-        right = int(generator.integers(0, STEPS + 1))
-        tokens[n + 1 : n + 1 + right] = torch.tensor(drafts[:right])
-        if right < STEPS and tokens[n + 1 + right] == drafts[right]:
-            tokens[n + 1 + right] = (drafts[right] + 1) % VOCAB
-        committed = tokens[n + 1 : n + right + 2].tolist()
-        rounds.append(Round(n, drafts, None, right + 1, committed))
-        n += right + 1
-    kept = Trace("a", "dp0.tp0", tokens[:prompt].tolist(), tokens=tokens[: n + 1].tolist(), rounds=rounds)
-    kept.feature_dtype, kept.output_ids = "float32", tokens[prompt:end].tolist()
-    kept.features = features[:n].numpy()
-    launch = SimpleNamespace(steps=STEPS, topk=1, draft_tokens=STEPS + 1)
-    return SimpleNamespace(
-        requests={"a": kept}, reprefill={}, launch=launch,
-        drafter=wired(model), tokens=tokens, features=features,
-    )  # fmt: skip
+    return generation()
 
 
 def test_replay_gives_the_servers_draft_tokens(served):
