@@ -212,9 +212,9 @@ def _process_group(command: list[str], environment: dict[str, str], log: pathlib
     guard = None
     try:
         # SIGKILL cannot be caught: this shell sees its standard input close when we are gone.
-        script = 'read -r _; kill -KILL -- "-$1"'
+        script = 'read -r _; kill -s KILL -- "-$1"; rm -rf "$2"'
         guard = subprocess.Popen(
-            ["/bin/sh", "-c", script, "sh", str(process.pid)],
+            ["/bin/sh", "-c", script, "sh", str(process.pid), environment["TMPDIR"]],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
