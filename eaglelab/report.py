@@ -50,8 +50,7 @@ def run(
     from eaglelab.page import render
     from eaglelab.runner import run_notebook
 
-    stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
-    out = Path(params.out) if params.out else Path("runs").absolute() / stamp
+    out = _out(params)
     runs.check_out(out)
     preflight(params, api_key or os.environ.get(KEY))
     title = f"eaglelab report {out.name}"
@@ -64,6 +63,12 @@ def run(
         progress=progress,
         finish=lambda folder: render(folder / runs.NOTEBOOK, folder / runs.PAGE, title),
     )
+
+
+def _out(params: ReportParams) -> Path:
+    """Where this run's files go: as asked, else runs/ and the time (UTC)."""
+    stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
+    return Path(params.out) if params.out else Path("runs").absolute() / stamp
 
 
 def preflight(params: ReportParams, key: str | None) -> None:
@@ -96,7 +101,7 @@ def gather(params: ReportParams, folder: Path, key: str | None, progress: Progre
 
 def measure(params: ReportParams) -> Report:
     """For notebooks: gather, and compare with the baseline. The key comes from EAGLELAB_API_KEY."""
-    folder = Path(os.environ.get("EAGLELAB_WORK") or params.out or "runs/notebook")
+    folder = Path(os.environ.get("EAGLELAB_WORK") or _out(params))
     folder.mkdir(parents=True, exist_ok=True)
     return Report(params, folder, gather(params, folder, os.environ.get(KEY), teller()))
 

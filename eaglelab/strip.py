@@ -103,8 +103,13 @@ def chip(token: Token) -> Html:
 def _row(number: int, step: Step) -> Html:
     head = f"round {number}: {step.accept_length} committed"
     label = element("span", head, style="display:inline-block;width:13em;color:#555555;font-size:12px")
-    tokens = [*step.drafts, *([step.bonus] if step.bonus else [])]
-    return element("div", label, *map(chip, tokens), style="padding:1px 0")
+    chips: list[Html] = []
+    drafts = sorted(step.drafts, key=lambda token: token.position)
+    for before, token in zip([None, *drafts], drafts, strict=False):
+        if before and before.position != token.position and len({t.position for t in drafts}) < len(drafts):
+            chips.append(element("span", "│", style="color:#555555;padding:0 3px"))  # trees: the next depth
+        chips.append(chip(token))
+    return element("div", label, *chips, chip(step.bonus) if step.bonus else "", style="padding:1px 0")
 
 
 def _legend() -> Html:

@@ -162,3 +162,11 @@ def test_strip_folds_after_a_dozen_rounds():
     assert "<details>" in page and "<details>" not in strip.token_strip(
         [], [strip.Step([token], None, 1)] * 12, ""
     )
+
+
+def test_a_tree_is_shown_depth_by_depth():
+    drafts = [strip.Token(i, position, "rejected", f"t{i}") for i, position in enumerate([4, 5, 4, 5])]
+    tree = read(strip.token_strip([], [strip.Step(drafts, None, 1)], "")).text
+    assert "✗ t0✗ t2│✗ t1✗ t3" in tree
+    chain = read(strip.token_strip([], [strip.Step(drafts[:2], None, 1)], "")).text
+    assert "✗ t0✗ t1" in chain
