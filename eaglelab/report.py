@@ -150,7 +150,11 @@ class Report:
             headline += f"no check failed{f', {skipped} skipped' if skipped else ''}."
         elif found.verdict == "inconclusive":
             headline = "Nothing failed, but what is needed to call it healthy could not be measured:"
-            details += [f"{m.name}: {m.reason}" for m in found.measurements if m.value is None]
+            reasons: dict[str, list[str]] = {}
+            for m in found.measurements:
+                if m.value is None:
+                    reasons.setdefault(m.reason or "", []).append(m.name)
+            details += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
         else:
             first = found.failed[0]
             headline = first.title[:1].upper() + first.title[1:] + "."

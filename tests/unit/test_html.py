@@ -1,10 +1,9 @@
 """Attacker text cannot leave its place: one escape function, and every piece goes through it."""
 
-from html.parser import HTMLParser
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import read
 
 from eaglelab import html, strip, tables
 from eaglelab.records import Finding
@@ -21,31 +20,6 @@ NASTY = [
     "]]><!-- -->",
     "<\x1b[31mansi",
 ]
-
-
-class Reader(HTMLParser):
-    """Collects what a browser would see: elements, attributes and text."""
-
-    def __init__(self):
-        super().__init__(convert_charrefs=True)
-        self.tags, self.attributes, self.text = [], [], ""
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data):
-        self.text += data
-
-    def handle_comment(self, data):
-        self.tags.append("comment")
-
-
-def read(page):
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    return reader
 
 
 @pytest.mark.parametrize(
