@@ -26,8 +26,8 @@ from eaglelab.drafter import Drafter
 from eaglelab.errors import BadInput
 from eaglelab.records import Measurement
 from eaglelab.replay import Replay, replay
-from eaglelab.simulate import Rounds, Speculation, simulate, texts
-from eaglelab.stored import StoredText, measure_stored, stored_texts, usable_starts
+from eaglelab.simulate import Rounds, Speculation, Text, simulate, texts
+from eaglelab.stored import StoredText, Truth, measure_stored, stored_texts, usable_starts
 from eaglelab.wiring import served, trained
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from eaglelab.features import StoredFeatures
     from eaglelab.launch import Launch
 
-FEWEST_STARTS = 100
+FEWEST_STARTS, MOST_STARTS = 100, 2000
 MEANING = {
     ("1", "2"): "training",
     ("2", "3.stored"): "feed",
@@ -147,22 +147,12 @@ def climb(
     `checkpoint` is in another. The target gives the truth on stored text and what the drafter shares with it.
     """
     launch = launch or (capture.launch if capture else None)
-    launch = launch.with_target(target.facts) if launch else None
-    speculation = Speculation.of(launch) if launch else Speculation(5, 1, 6)
-    feed, wiring = trained(checkpoint, target.facts)
-    form = served_as or checkpoint
-    actual, why = _served(form, launch)
-    dtype = getattr(torch, actual[1].dtype if actual else wiring.dtype)
-    drafter = Drafter(checkpoint, wiring, target, device, dtype)
-    ladder = Ladder({name: Rung(name) for name in ("1", "2", "3.stored", "3", "4", "5")}, speculation.steps)
-    _stored_rungs(ladder, drafter, target, stored, capture, feed)
-    if capture is None or launch is None:
-        for name in ("3", "4", "5"):
-            ladder.rungs[name].reason = "no capture: give --server or --capture"
-    else:
-        _rung5(ladder, capture, launch)
-        _rung4(ladder, capture, speculation, form, target, actual, why, device, dtype)
-        _rung3(ladder, capture, speculation, drafter, feed)
+    scene = _Scene(checkpoint, served_as or checkpoint, target, capture, stored, launch, device)
+    scene.stored_rungs()
+    scene.rung5()
+    scene.rung4()
+    scene.rung3()
+    ladder = scene.ladder
     for (above, below), meaning in MEANING.items():
         upper, lower = ladder.rungs[above].rounds, ladder.rungs[below].rounds
         if upper is not None and lower is not None:
@@ -172,107 +162,131 @@ def climb(
     return ladder
 
 
-def _served(checkpoint: Checkpoint, launch: Launch | None):
-    """-> (feed and wiring that the engine makes of this checkpoint, or None; why not)."""
-    if launch is None:
-        return None, "no launch: give --server, --capture or --launch"
-    try:
-        return served(checkpoint, launch), None
-    except BadInput as error:
-        return None, str(error)
+class _Scene:
+    """What a climb shares between its rungs; each method fills in its own, or the reason why not."""
 
+    def __init__(self, checkpoint, form, target, capture, stored, launch, device):
+        self.form, self.target, self.capture, self.stored = form, target, capture, stored
+        self.launch = launch.with_target(target.facts) if launch else None
+        self.speculation = Speculation.of(launch) if launch else Speculation(5, 1, 6)
+        self.steps, self.device = self.speculation.steps, device
+        self.ladder = Ladder({name: Rung(name) for name in WHAT}, self.steps)
+        self.feed, wiring = trained(checkpoint, target.facts)
+        self.served, self.not_served = self._served()
+        self.dtype = getattr(torch, self.served[1].dtype if self.served else wiring.dtype)
+        self.drafter, self.not_trained = None, None
+        try:
+            self.drafter = Drafter(checkpoint, wiring, target, device, self.dtype)
+        except BadInput as error:
+            self.not_trained = f"the trained wiring cannot be built: {error}"
 
-def _stored_rungs(ladder, drafter, target, stored, capture, feed) -> None:
-    rungs = [ladder.rungs[name] for name in ("1", "2", "3.stored")]
-    if stored is None:
-        for rung in rungs:
-            rung.reason = "no stored features: give the trainer's (--features)"
-        return
-    found: list[StoredText] = []
-    starts = 0
-    try:
-        for text in stored_texts(stored, feed):
-            text.starts = usable_starts(text, target, ladder.steps)
-            found.append(text)
-            starts += len(text.starts)
-            if starts >= 20 * FEWEST_STARTS:
-                break
-    except BadInput as error:
-        for rung in rungs:
-            rung.reason = str(error)
-        return
-    if starts < FEWEST_STARTS:
-        for rung in rungs:
-            rung.reason = (
-                f"only {starts} starts at which the next {ladder.steps} stored tokens all are the target's "
-                f"argmax; {FEWEST_STARTS} are needed: store features of the target's own greedy text"
+    def _served(self):
+        """-> (feed and wiring that the engine makes of this checkpoint, or None; why not)."""
+        if self.launch is None:
+            return None, "no launch: give --server, --capture or --launch"
+        try:
+            return served(self.form, self.launch), None
+        except BadInput as error:
+            return None, str(error)
+
+    def skip(self, reason: str, *names: str) -> None:
+        for name in names:
+            self.ladder.rungs[name].reason = reason
+
+    def stored_rungs(self) -> None:
+        names = ("1", "2", "3.stored")
+        if self.stored is None:
+            return self.skip("no stored features: give the trainer's (--features)", *names)
+        if self.drafter is None:
+            return self.skip(self.not_trained, *names)
+        found: list[StoredText] = []
+        starts, truth = 0, Truth(self.target, self.device)
+        try:
+            for text in stored_texts(self.stored, self.feed):
+                text.starts = usable_starts(text, truth, self.steps)
+                found.append(text)
+                starts += len(text.starts)
+                if starts >= MOST_STARTS:
+                    break
+        except BadInput as error:
+            return self.skip(str(error), *names)
+        if starts < FEWEST_STARTS:
+            return self.skip(
+                f"only {starts} starts at which the next {self.steps} stored tokens all are the target's "
+                f"argmax; {FEWEST_STARTS} are needed: store features of the target's own greedy text",
+                *names,
             )
-        return
-    pairs = [measure_stored(drafter, text, ladder.steps) for text in found]
-    for rung, parts in zip(rungs, zip(*pairs, strict=True), strict=False):
-        rung.rounds = Rounds.join(list(parts), ladder.steps)
-    again = [text.as_fed(capture, feed) for text in found] if capture else []
-    fed = [text for text in again if text is not None]
-    if not fed:
-        rungs[2].reason = "no capture"
-        if capture:
-            rungs[2].reason = "the stored texts were not sent to the server: capture with --features"
-        return
-    rungs[2].rounds = Rounds.join([measure_stored(drafter, t, ladder.steps)[1] for t in fed], ladder.steps)
-    rungs[2].source = ", ".join(sorted({text.source for text in fed}))
+        pairs = [measure_stored(self.drafter, text, self.steps) for text in found]
+        for name, parts in zip(("1", "2"), zip(*pairs, strict=True), strict=True):
+            self.ladder.rungs[name].rounds = Rounds.join(list(parts), self.steps)
+        self.stored_as_fed(found)
 
-
-def _rung5(ladder: Ladder, capture: Capture, launch: Launch) -> None:
-    if reason := _not_replayable(launch):
-        ladder.rungs["5"].reason = reason
-        return
-    found, ladder.skipped = texts(capture)
-    parts = []
-    for text in found:
-        rounds = capture.requests[text.rid].rounds
-        starts, lengths = ([r.n for r in rounds], [r.accept_len for r in rounds])
-        parts.append(Rounds([text.rid] * len(rounds), np.asarray(starts), np.asarray(lengths), ladder.steps))
-    joined = Rounds.join(parts, ladder.steps)
-    if len(joined.lengths):
-        ladder.rungs["5"].rounds = joined
-    else:
-        ladder.rungs["5"].reason = f"no complete request was captured ({_first(ladder.skipped)})"
-
-
-def _rung4(ladder, capture, speculation, checkpoint, target, actual, why, device, dtype) -> None:
-    rung = ladder.rungs["4"]
-    rung.reason = ladder.rungs["5"].reason or why
-    if rung.reason:
-        return
-    drafter = Drafter(checkpoint, actual[1], target, device, dtype)
-    try:
-        ladder.replay = replay(capture, drafter)
-        walks = [simulate(drafter, text, speculation) for text in texts(capture)[0]]
-    except BadInput as error:
-        rung.reason = f"the served wiring does not fit what was captured: {error}"
-        return
-    rung.rounds = Rounds.join(walks, ladder.steps)
-
-
-def _rung3(ladder: Ladder, capture: Capture, speculation: Speculation, drafter: Drafter, feed) -> None:
-    rung = ladder.rungs["3"]
-    rung.reason = ladder.rungs["5"].reason
-    if rung.reason:
-        return
-    found, _ = texts(capture)
-    width = found[0].features.shape[1]
-    if width == feed.width:
-        rung.source = "rows as captured"
-    else:
-        found, missing = texts(capture, feed)
-        rung.source = f"re-prefilled: served rows are {width} wide, trained ones {feed.width}"
-        if not found:
-            rung.reason = (
-                f"served rows are {width} wide, trained ones {feed.width}, and there is no re-prefill at "
-                f"depths {list(feed.depths)} ({_first(missing)}): capture with re-prefill"
+    def stored_as_fed(self, found: list[StoredText]) -> None:
+        if self.capture is None:
+            return self.skip("no capture: give --server or --capture", "3.stored")
+        again = [text.as_fed(self.capture, self.feed) for text in found]
+        fed = [text for text in again if text is not None]
+        starts = sum(len(text.starts) for text in fed)
+        if starts < FEWEST_STARTS:
+            had = f"{starts} of their starts, {FEWEST_STARTS} are needed" if fed else "none of them"
+            return self.skip(
+                f"the capture has {had}: capture with --features, so that the stored texts are sent too",
+                "3.stored",
             )
+        rung = self.ladder.rungs["3.stored"]
+        rounds = [measure_stored(self.drafter, text, self.steps)[1] for text in fed]
+        rung.rounds, rung.source = Rounds.join(rounds, self.steps), ", ".join(sorted({t.source for t in fed}))
+
+    def rung5(self) -> None:
+        if self.capture is None or self.launch is None:
+            return self.skip("no capture: give --server or --capture", "3", "4", "5")
+        if reason := _not_replayable(self.launch):
+            return self.skip(reason, "3", "4", "5")
+        found, self.ladder.skipped = texts(self.capture)
+        parts = []
+        for text in found:
+            rounds = self.capture.requests[text.rid].rounds
+            starts, lengths = np.asarray([(r.n, r.accept_len) for r in rounds], np.int64).reshape(-1, 2).T
+            parts.append(Rounds([text.rid] * len(rounds), starts, lengths, self.steps))
+        joined = Rounds.join(parts, self.steps)
+        if not len(joined.lengths):
+            why = next(iter(self.ladder.skipped.values()), "no request")
+            return self.skip(f"no complete request was captured ({why})", "3", "4", "5")
+        self.ladder.rungs["5"].rounds = joined
+
+    def rung4(self) -> None:
+        rung = self.ladder.rungs["4"]
+        rung.reason = rung.reason or self.not_served
+        if rung.reason:
             return
-    rung.rounds = Rounds.join([simulate(drafter, text, speculation) for text in found], ladder.steps)
+        try:
+            drafter = Drafter(self.form, self.served[1], self.target, self.device, self.dtype)
+            self.ladder.replay = replay(self.capture, drafter)
+            rung.rounds = self.walk(drafter, texts(self.capture)[0])
+        except BadInput as error:
+            rung.reason = f"the served wiring does not fit what was captured: {error}"
+
+    def rung3(self) -> None:
+        rung = self.ladder.rungs["3"]
+        rung.reason = rung.reason or self.not_trained
+        if rung.reason:
+            return
+        found, _ = texts(self.capture)
+        width, wanted = found[0].features.shape[1], self.feed.width
+        rung.source = "rows as captured"
+        if width != wanted:
+            found, missing = texts(self.capture, self.feed)
+            rung.source = f"re-prefilled: served rows are {width} wide, trained ones {wanted}"
+            if not found:
+                rung.reason = (
+                    f"served rows are {width} wide, trained ones {wanted}, and there is no re-prefill at "
+                    f"depths {list(self.feed.depths)} ({next(iter(missing.values()))}): capture with re-prefill"
+                )
+                return
+        rung.rounds = self.walk(self.drafter, found)
+
+    def walk(self, drafter: Drafter, found: list[Text]) -> Rounds:
+        return Rounds.join([simulate(drafter, text, self.speculation) for text in found], self.steps)
 
 
 def _not_replayable(launch: Launch) -> str | None:
@@ -281,7 +295,3 @@ def _not_replayable(launch: Launch) -> str | None:
     if launch.flag("--disaggregation-mode") not in (None, "null"):
         return "prefill and decode run in different servers (disaggregation): neither sees a whole request"
     return None
-
-
-def _first(reasons: dict[str, str]) -> str:
-    return next(iter(reasons.values()), "no request")

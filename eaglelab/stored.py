@@ -89,29 +89,34 @@ def stored_texts(stored: StoredFeatures, feed: Feed) -> Iterator[StoredText]:
         yield StoredText(index, [int(t) for t in sample.token_ids], features, last)
 
 
-def usable_starts(text: StoredText, target: TargetModel, steps: int) -> np.ndarray:
+class Truth:
+    """The target's greedy choice, from its last hidden state before the final norm."""
+
+    def __init__(self, target: TargetModel, device: str = "cpu"):
+        config = target.config.get("text_config") or target.config
+        self.eps, self.device = config.get("rms_norm_eps", 1e-6), device
+        self.norm, self.head = target.load("norm.weight", torch.float32), target.load("lm_head.weight")
+
+    def argmax(self, last: torch.Tensor) -> np.ndarray:
+        """last [n, H] -> token ids [n], over the full vocabulary, in float32."""
+        states = F.rms_norm(last.float(), (last.shape[-1],), self.norm, self.eps).to(self.device)
+        best = torch.full((len(states),), -torch.inf, device=self.device)
+        choice = torch.zeros(len(states), dtype=torch.long, device=self.device)
+        for start in range(0, len(self.head), _ROWS):
+            rows = self.head[start : start + _ROWS].to(self.device, torch.float32)
+            value, index = (states @ rows.T).max(dim=-1)
+            better = value > best
+            best, choice = torch.where(better, value, best), torch.where(better, index + start, choice)
+        return choice.cpu().numpy()
+
+
+def usable_starts(text: StoredText, truth: Truth, steps: int) -> np.ndarray:
     """Starts n with tokens n + 1 ... n + S all the target's argmax (right[i]: token i + 1 is it)."""
-    truth = target_argmax(target, text.last)
-    right = np.asarray(np.equal(truth[:-1], text.tokens[1:]), dtype=bool).reshape(-1)
+    right = np.asarray(np.equal(truth.argmax(text.last)[:-1], text.tokens[1:]), dtype=bool).reshape(-1)
     if len(right) < steps + 1:
         return np.zeros(0, dtype=np.int64)
     runs = np.lib.stride_tricks.sliding_window_view(right[1:], steps).all(axis=1)
     return np.flatnonzero(runs) + 1
-
-
-def target_argmax(target: TargetModel, last: torch.Tensor) -> np.ndarray:
-    """last [n, H] before the final norm -> the target's greedy next token at each position [n]."""
-    config = target.config.get("text_config") or target.config
-    eps = config.get("rms_norm_eps", 1e-6)
-    states = F.rms_norm(last.float(), (last.shape[-1],), target.load("norm.weight", torch.float32), eps)
-    head = target.load("lm_head.weight")
-    best = torch.full((len(states),), -torch.inf)
-    choice = torch.zeros(len(states), dtype=torch.long)
-    for start in range(0, len(head), _ROWS):
-        value, index = (states @ head[start : start + _ROWS].float().T).max(dim=-1)
-        better = value > best
-        best, choice = torch.where(better, value, best), torch.where(better, index + start, choice)
-    return choice.numpy()
 
 
 def measure_stored(drafter: Drafter, text: StoredText, steps: int) -> tuple[Rounds, Rounds]:

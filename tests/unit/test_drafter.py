@@ -189,6 +189,16 @@ def test_forced_gap_is_how_far_the_fed_token_lies_below_the_best():
     assert text.chain([6], 2, forced=[[worst, outside]]).gap[0, 1] == float("inf")
 
 
+def test_free_gap_is_how_far_the_runner_up_lies_behind():
+    logits = []
+    text = Drafting.over(drafter(), torch.arange(9), torch.randn(8, 3 * H))
+    free = text.chain([6, 8], 2, tap=lambda stage, x: logits.append(x) if stage == "logits" else None)
+    for step, rows in enumerate(logits):
+        best = rows.sort(descending=True).values
+        assert free.gap[:, step].tolist() == (best[:, 0] - best[:, 1]).tolist()
+        torch.testing.assert_close(free.probability[:, step], rows.softmax(-1).max(-1).values)
+
+
 def test_window_hides_old_rows():
     """Window w: a row sees the last w positions, its own included (speculators: kv > q - w)."""
     torch.manual_seed(4)
@@ -273,7 +283,10 @@ def test_tokens_tree_of_paths():
                 [float(x[0].softmax(-1)[i]) for x, i in zip(logits, ids, strict=True)]
             ).prod()
             assert float(tree.score[row, node]) == pytest.approx(float(product), rel=1e-4)
-        assert (tree.parents[row] <= torch.arange(9)).all()  # parents come first
+        depths = [0]
+        for parent in tree.parents[row].tolist():
+            depths.append(depths[parent] + 1)
+        assert depths == sorted(depths)  # in the order in which they were drafted, not by score
 
 
 def test_a_tree_of_width_one_is_the_chain():

@@ -15,7 +15,7 @@ from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
 from eaglelab.ladder import climb
 from eaglelab.simulate import Speculation
-from eaglelab.stored import StoredText, measure_stored, stored_texts, target_argmax, usable_starts
+from eaglelab.stored import StoredText, Truth, measure_stored, stored_texts, usable_starts
 from eaglelab.wiring import Feed
 
 STEPS = 3
@@ -38,12 +38,12 @@ def test_a_start_counts_only_if_all_next_tokens_are_the_argmax():
     truth = [0, 1, 2, 3, 0, 3, 2, 0]  # after positions 0-4 the text goes on as the target would; then not
     last = torch.nn.functional.one_hot(torch.tensor(truth), 4).float() * 7
     text = StoredText(0, tokens, torch.zeros(8, 4), last)
-    assert target_argmax(one_hot_target(), last).tolist() == truth
+    assert Truth(one_hot_target()).argmax(last).tolist() == truth
     # start n drafts tokens n + 1 ... n + S, which must be the argmax at n ... n + S - 1
-    assert usable_starts(text, one_hot_target(), 1).tolist() == [1, 2, 3, 4, 6]
-    assert usable_starts(text, one_hot_target(), 3).tolist() == [1, 2]
-    assert usable_starts(text, one_hot_target(), 4).tolist() == [1]
-    assert usable_starts(text, one_hot_target(), 8).tolist() == []
+    assert usable_starts(text, Truth(one_hot_target()), 1).tolist() == [1, 2, 3, 4, 6]
+    assert usable_starts(text, Truth(one_hot_target()), 3).tolist() == [1, 2]
+    assert usable_starts(text, Truth(one_hot_target()), 4).tolist() == [1]
+    assert usable_starts(text, Truth(one_hot_target()), 8).tolist() == []
 
 
 def test_the_argmax_is_taken_after_the_final_norm_over_the_whole_head(monkeypatch):
@@ -52,7 +52,7 @@ def test_the_argmax_is_taken_after_the_final_norm_over_the_whole_head(monkeypatc
     weight, head, last = torch.rand(16) + 0.5, torch.randn(50, 16), torch.randn(30, 16)
     target = Target({"norm.weight": weight, "lm_head.weight": head}, {"text_config": {"rms_norm_eps": 1e-5}})
     normed = last / last.pow(2).mean(-1, keepdim=True).add(1e-5).sqrt() * weight
-    assert target_argmax(target, last).tolist() == (normed @ head.T).argmax(-1).tolist()
+    assert Truth(target).argmax(last).tolist() == (normed @ head.T).argmax(-1).tolist()
 
 
 def expected(drafter, tokens, features, n):
@@ -191,7 +191,7 @@ def test_stored_rungs_alone(parts):
     one, two = found.rungs["1"], found.rungs["2"]
     assert one.rounds.starts.tolist() == two.rounds.starts.tolist() and len(one.rounds.lengths) >= 100
     assert one.accept_length > two.accept_length
-    assert found.rungs["3.stored"].reason == "no capture"
+    assert found.rungs["3.stored"].reason == "no capture: give --server or --capture"
     assert set(found.drops) == {"training"}
     assert found.drops["training"].value == pytest.approx(one.accept_length - two.accept_length)
 
