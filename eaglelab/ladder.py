@@ -276,12 +276,11 @@ class _Scene:
         rung.source = "rows as captured"
         if width != wanted:
             found, missing = texts(self.capture, self.feed)
-            rung.source = f"re-prefilled: served rows are {width} wide, trained ones {wanted}"
+            widths = f"served rows are {width} wide, trained ones {wanted}"
+            rung.source = f"re-prefilled: {widths}"
             if not found:
-                rung.reason = (
-                    f"served rows are {width} wide, trained ones {wanted}, and there is no re-prefill at "
-                    f"depths {list(self.feed.depths)} ({next(iter(missing.values()))}): capture with re-prefill"
-                )
+                why = f"at depths {list(self.feed.depths)} ({next(iter(missing.values()))})"
+                rung.reason = f"{widths}, and there is no re-prefill {why}: capture with re-prefill"
                 return
         rung.rounds = self.walk(self.drafter, found)
 

@@ -16,6 +16,7 @@ from eaglelab.errors import BadInput
 from eaglelab.ladder import climb
 from eaglelab.simulate import Speculation
 from eaglelab.stored import StoredText, Truth, measure_stored, stored_texts, usable_starts
+from eaglelab.traces import Trace
 from eaglelab.wiring import Feed
 
 STEPS = 3
@@ -262,6 +263,16 @@ def test_a_healthy_server_loses_nothing(generated):
         assert found.rungs[name].rounds.lengths.tolist() == [r.accept_len for r in rounds]
     assert found.rungs["3"].source == "rows as captured" and found.replay.exact
     assert {name: drop.value for name, drop in found.drops.items()} == {"wiring": 0.0, "runtime": 0.0}
+
+
+def test_an_answer_of_one_token_has_no_rounds(generated):
+    capture = generated.capture
+    short = Trace("b", "dp0.tp0", [5, 6, 7], tokens=[5, 6, 7, 8], output_ids=[8], feature_dtype="float32")
+    short.features = capture.features[:3].numpy()
+    capture.requests["b"] = short
+    found = generated.climb()
+    assert set(found.rungs["5"].rounds.rids) == set(found.rungs["4"].rounds.rids) == {"a"}
+    assert found.replay.exact and found.skipped == {}
 
 
 def test_a_wrong_wiring_shows_between_rungs_3_and_4(generated):
