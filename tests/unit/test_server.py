@@ -334,6 +334,12 @@ def one_file(rank="r", name="x", size=1):
 
 TROUBLE = {
     "damaged": (f"{FILES}/dp0.tp0/events.jsonl", httpx.Response(200, content=b"x"), AttachError, "damaged"),
+    "altered": (
+        f"{FILES}/dp0.tp0/parameters.json",
+        httpx.Response(200, content=b'[{"name": "no.weight"}]'),  # as long as the true one
+        AttachError,
+        "damaged",
+    ),
     "endless": (
         f"{FILES}/dp0.tp0/parameters.json",
         httpx.Response(200, content=b"x" * 99),
