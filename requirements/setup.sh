@@ -24,16 +24,24 @@ find_python() {
 }
 
 # What an environment must have been made from: these files, in this place (scripts hold absolute paths).
-wanted() { { pwd; cat "$0" "$@" pyproject.toml eaglelab_cpu/pyproject.toml; } | cksum; }
+wanted() { { pwd; cat "$0" "$@"; } | cksum; }
 
 is_ready() { # ENV STAMP WANTED
     [ "$(cat "$1/$2" 2>/dev/null)" = "$3" ] && "$1/bin/python" -c '' 2>/dev/null
 }
 
 pip() { # ENV arguments
-    env=$1
+    venv=$1
     shift
-    "$env/bin/python" -m pip --disable-pip-version-check install -qq --no-compile "$@"
+    "$venv/bin/python" -m pip --disable-pip-version-check install -qq --no-compile "$@"
+}
+
+add_project() { # ENV flags of pip: only this, when nothing but a pyproject.toml has changed
+    project=$(wanted pyproject.toml eaglelab_cpu/pyproject.toml)
+    is_ready "$1" project.stamp "$project" && return
+    rm -f "$1/project.stamp"
+    pip "$1" --no-deps --no-build-isolation "$2" "$3" ${4:+"$4" "$5"}
+    printf '%s\n' "$project" >"$1/project.stamp"
 }
 
 create() { # ENV LOCK
@@ -45,14 +53,17 @@ create() { # ENV LOCK
     pip "$1" --no-deps -r "$2"
 }
 
-cd_name=$(basename "$PWD")
+folder=$(basename "$PWD")
 case $what in
 lab)
     stamp=$(wanted requirements/lab.txt)
-    is_ready .venv lab.stamp "$stamp" && exit 0
-    say "Setting up $cd_name/.venv, the lab (1-2 minutes, 1.3 GB) ..."
+    if is_ready .venv lab.stamp "$stamp"; then
+        add_project .venv -e .
+        exit 0
+    fi
+    say "Setting up $folder/.venv, the lab (1-2 minutes, 1.3 GB) ..."
     create .venv requirements/lab.txt
-    pip .venv --no-deps --no-build-isolation -e .
+    add_project .venv -e .
     .venv/bin/python -c 'import torch, pandas, matplotlib.pyplot, papermill, nbconvert, ipywidgets, ipykernel.kernelapp'
     printf '%s\n' "$stamp" >.venv/lab.stamp
     ;;
@@ -60,7 +71,7 @@ test)
     requirements/setup.sh lab
     stamp=$(wanted requirements/lab.txt requirements/test.txt)
     is_ready .venv test.stamp "$stamp" && exit 0
-    say "Adding to $cd_name/.venv what tests and training need (half a minute, 0.3 GB) ..."
+    say "Adding to $folder/.venv what tests and training need (half a minute, 0.3 GB) ..."
     rm -f .venv/test.stamp
     pip .venv --no-deps -r requirements/test.txt
     printf '%s\n' "$stamp" >.venv/test.stamp
@@ -71,10 +82,13 @@ server)
         exit 0
     fi
     stamp=$(wanted requirements/server.txt)
-    is_ready .venv-server server.stamp "$stamp" && exit 0
-    say "Setting up $cd_name/.venv-server, genuine SGLang for the CPU (1-2 minutes, 2 GB) ..."
+    if is_ready .venv-server server.stamp "$stamp"; then
+        add_project .venv-server -e . -e eaglelab_cpu
+        exit 0
+    fi
+    say "Setting up $folder/.venv-server, genuine SGLang for the CPU (1-2 minutes, 2 GB) ..."
     create .venv-server requirements/server.txt
-    pip .venv-server --no-deps --no-build-isolation -e . -e eaglelab_cpu
+    add_project .venv-server -e . -e eaglelab_cpu
     SGLANG_USE_CPU_ENGINE=1 CUDA_VISIBLE_DEVICES='' TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 .venv-server/bin/python -c '
 import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, sglang.srt.managers.detokenizer_manager
 import sglang.srt.speculative.eagle_worker_v2, sglang.srt.models.registry as registry
