@@ -12,6 +12,7 @@ the nonce.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import re
@@ -28,16 +29,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def create() -> Path:
-    """Make this server's spool; it goes when the process ends. EAGLELAB_SPOOL_DIR names another place for
-    it.
-    """
-    _sweep()
-    base = os.environ.get("EAGLELAB_SPOOL_DIR") or tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix=f"eaglelab-spool-{os.getpid()}-", dir=base))  # mode 0700
+    """Make this server's spool; it goes when the process ends. EAGLELAB_SPOOL_DIR names another place for it."""
+    base = Path(os.environ.get("EAGLELAB_SPOOL_DIR") or tempfile.gettempdir())
+    _sweep(base)
+    folder = Path(tempfile.mkdtemp(prefix="eaglelab-spool-", dir=base))  # mode 0700
+    lock = os.open(folder / "alive", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # held until this process ends, however it ends
     os.environ[FOLDER] = str(folder)
     os.environ[NONCE] = secrets.token_hex(16)
-    owner = os.getpid()
-    atexit.register(_remove, folder, owner)
+    atexit.register(_remove, folder, os.getpid())
     return folder
 
 
@@ -46,13 +46,21 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sweep() -> None:
-    """Remove spools of our own that a killed server left behind."""
-    base = Path(os.environ.get("EAGLELAB_SPOOL_DIR") or tempfile.gettempdir())
+def _sweep(base: Path) -> None:
+    """Remove spools that a killed server left behind: nobody holds their lock."""
     for folder in base.glob("eaglelab-spool-*"):
-        pid = folder.name.split("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and folder.lstat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            lock = os.open(folder / "alive", os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue  # not ours, or just being made
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # alive
+        finally:
+            os.close(lock)
 
 
 def folder() -> Path:

@@ -648,12 +648,13 @@ def test_the_spool_is_private(root):
     assert os.environ[spool.FOLDER] == str(root) and len(os.environ[spool.NONCE]) == 32
 
 
-def test_spools_of_dead_servers_are_swept(tmp_path, monkeypatch):
-    monkeypatch.setenv("EAGLELAB_SPOOL_DIR", str(tmp_path))
-    for name in ("eaglelab-spool-999999999-x", f"eaglelab-spool-{os.getpid()}-x", "eaglelab-spool-what"):
+def test_spools_of_dead_servers_are_swept(root, tmp_path):
+    for name in ("eaglelab-spool-dead", "eaglelab-spool-being-made", "mine"):
         (tmp_path / name).mkdir()
-    spool._sweep()
-    assert not (tmp_path / "eaglelab-spool-999999999-x").exists() and len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "eaglelab-spool-dead" / "alive").touch()
+    spool._sweep(tmp_path)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted(["eaglelab-spool-being-made", "mine", root.name]), "the living one stays"
 
 
 def test_only_plain_files_of_ours_are_served(root, tmp_path):
