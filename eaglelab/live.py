@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from eaglelab.checkpoint import Checkpoint, TargetModel
+from eaglelab.dialects import Settings
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch
 from eaglelab.served import ParamSource, cast, loading
@@ -107,45 +108,85 @@ def _expect(
     if holder is None or not all(t in holder.tensors for t in source.tensors):
         return unknown(f"the target's {source.tensors[0]} is not at hand: give --target")
     parts = [holder.load(t, dtype) for t in source.tensors]
-    tensor = shard(parts, source.rule, checkpoint.settings.kv_heads, launch.tp_size, tp_rank)
+    tensor = shard(name, parts, source.rule, Layout.of(checkpoint.settings, launch), tp_rank)
     return Expected(name, dtype, tuple(tensor.shape), checksum(tensor), source)
 
 
-def shard(parts: list[Any], rule: str, kv_heads: int, tp_size: int, tp_rank: int) -> Any:
+@dataclass(frozen=True)
+class Layout:
+    """How tensor parallelism cuts a drafter: the counts that are divided among the ranks."""
+
+    tp_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+
+    @classmethod
+    def of(cls, settings: Settings, launch: Launch) -> Layout:
+        """On a CPU, SGLang first pads heads and MLP with zeros until they divide
+        (configs/update_config.py).
+        """
+        heads, kv_heads, inner, tp = (
+            settings.heads,
+            settings.kv_heads,
+            settings.intermediate_size,
+            launch.tp_size,
+        )
+        if launch.flag("--device") == "cpu":
+            inner = _round_up(inner, 32 * tp)
+            if heads % tp or kv_heads % tp:
+                group = heads // kv_heads
+                kv_heads = _round_up(kv_heads, tp)
+                heads = kv_heads * group
+        return cls(tp, heads, kv_heads, settings.head_dim, inner)
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def shard(name: str, parts: list[Any], rule: str, layout: Layout, tp_rank: int) -> Any:
     """This rank's part of a parameter, fused from `parts` (torch tensors in fusion order)."""
     import torch
 
-    if not 0 <= tp_rank < tp_size:
-        raise BadInput(f"rank {tp_rank} of tensor parallelism {tp_size}")
+    tp = layout.tp_size
+    if not 0 <= tp_rank < tp:
+        raise BadInput(f"rank {tp_rank} of tensor parallelism {tp}")
     if rule == "replicated":
         return parts[0]
     if rule == "row":
-        return parts[0].chunk(tp_size, dim=1)[tp_rank].contiguous()
+        whole = layout.heads * layout.head_dim if "o_proj" in name else layout.inner
+        return _cut(parts[0].T, whole // tp, tp_rank).T.contiguous()
     if rule == "column":
-        return torch.cat([p.chunk(tp_size, dim=0)[tp_rank] for p in parts])
+        return torch.cat([_cut(p, layout.inner // tp, tp_rank) for p in parts])
     if rule == "qkv":
-        replicas = max(1, tp_size // kv_heads)  # ranks that hold the same key and value head
-        q, k, v = parts
-        kv = [p.chunk(tp_size // replicas, dim=0)[tp_rank // replicas] for p in (k, v)]
-        return torch.cat([q.chunk(tp_size, dim=0)[tp_rank], *kv])
-    return _vocab_shard(parts[0], tp_size, tp_rank)
+        replicas = max(1, tp // layout.kv_heads)  # ranks that hold the same key and value head
+        q_rows = layout.heads // tp * layout.head_dim
+        kv_rows = max(1, layout.kv_heads // tp) * layout.head_dim
+        kv = [_cut(p, kv_rows, tp_rank // replicas) for p in parts[1:]]
+        return torch.cat([_cut(parts[0], q_rows, tp_rank), *kv])
+    return _vocab_shard(parts[0], tp, tp_rank)
+
+
+def _cut(whole: Any, rows: int, index: int) -> Any:
+    """The `index`-th group of `rows` rows, filled up with zeros."""
+    import torch
+
+    mine = whole[index * rows : (index + 1) * rows]
+    if len(mine) == rows:
+        return mine.contiguous()
+    return torch.cat([mine, mine.new_zeros(rows - len(mine), *whole.shape[1:])])
 
 
 def _vocab_shard(whole: Any, tp_size: int, tp_rank: int) -> Any:
     """Rows of a vocabulary-parallel table: padded to a multiple of 64 (of 64 x ranks if need be) with
     zeros.
     """
-    import torch
-
-    rows = len(whole)
-    padding = VOCAB_PADDING
-    if -(-rows // padding) * padding % tp_size:
-        padding *= tp_size
-    per_rank = -(-rows // padding) * padding // tp_size
-    mine = whole[min(tp_rank * per_rank, rows) : min((tp_rank + 1) * per_rank, rows)]
-    if len(mine) == per_rank:
-        return mine.contiguous()
-    return torch.cat([mine, mine.new_zeros(per_rank - len(mine), *whole.shape[1:])])
+    rows = _round_up(len(whole), VOCAB_PADDING)
+    if rows % tp_size:
+        rows = _round_up(len(whole), VOCAB_PADDING * tp_size)
+    return _cut(whole, rows // tp_size, tp_rank)
 
 
 def compare(

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.launch import Launch
-from eaglelab.live import checksum, compare, expected_parameters, shard
+from eaglelab.live import Layout, checksum, compare, expected_parameters, shard
 
 FILE, THEIRS = load_file(SGLANG / "model.safetensors"), load_file(TARGET / "model.safetensors")
 BLOCK = "midlayer."
@@ -60,6 +60,28 @@ def test_shards_by_rank(tp, rank, kv_rank):
         assert (found[name].shape, found[name].checksum) == (tuple(tensor.shape), sha(tensor)), name
 
 
+def test_on_a_cpu_heads_and_mlp_are_padded_until_they_divide():
+    """2 key and value heads on 8 ranks become 8, 8 query heads 32; an MLP of 384 becomes 512: zeros at the
+    end.
+    """
+    q, k, v = (FILE[f"{BLOCK}self_attn.{p}_proj.weight"] for p in "qkv")
+    gate, up = (FILE[f"{BLOCK}mlp.{p}_proj.weight"] for p in ("gate", "up"))
+    out, down = FILE[f"{BLOCK}self_attn.o_proj.weight"], FILE[f"{BLOCK}mlp.down_proj.weight"]
+    zeros = torch.zeros(64, 256, dtype=torch.bfloat16)
+    for rank in range(8):
+        found = of(tp_size=8, rank=rank, flags=(("--device", "cpu"),))
+        real = rank < 2
+        qkv = [q[64 * rank :][:64], k[16 * rank :][:16], v[16 * rank :][:16]] if real else [zeros, zeros[:32]]
+        assert found["model.layers.0.self_attn.qkv_proj.weight"].checksum == sha(torch.cat(qkv))
+        mixed = out[:, 64 * rank :][:, :64] if real else torch.zeros(128, 64, dtype=torch.bfloat16)
+        assert found["model.layers.0.self_attn.o_proj.weight"].checksum == sha(mixed)
+        real = rank < 6
+        inner = [gate[64 * rank :][:64], up[64 * rank :][:64]] if real else [zeros[:, :128], zeros[:, :128]]
+        assert found["model.layers.0.mlp.gate_up_proj.weight"].checksum == sha(torch.cat(inner))
+        mixed = down[:, 64 * rank :][:, :64] if real else torch.zeros(128, 64, dtype=torch.bfloat16)
+        assert found["model.layers.0.mlp.down_proj.weight"].checksum == sha(mixed)
+
+
 def test_the_cast_comes_before_the_checksum():
     assert of(dtype="float32")["model.fc.weight"].checksum == sha(FILE["fc.weight"].float())
     assert of(dtype="float16")["model.fc.weight"].checksum == sha(FILE["fc.weight"].half())
@@ -83,7 +105,8 @@ def test_under_eagle_the_head_is_the_targets_and_the_map_is_not_applied():
 def test_vocabulary_shards_are_padded_with_zeros(rows, tp, sizes):
     """100 rows are padded to 128; for 3 ranks, which do not divide 128, to 192: a multiple of 64 x 3."""
     table = torch.arange(rows * 2).reshape(rows, 2) + 1
-    parts = [shard([table], "vocab", 2, tp, rank) for rank in range(tp)]
+    layout = Layout(tp, 8, 2, 16, 384)
+    parts = [shard("lm_head.weight", [table], "vocab", layout, rank) for rank in range(tp)]
     assert [len(p) for p in parts] == sizes
     whole = torch.cat(parts)
     assert torch.equal(whole[:rows], table) and not whole[rows:].any()
