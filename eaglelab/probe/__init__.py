@@ -3,11 +3,10 @@
 `register` is called by SGLang in every process. It acts in two kinds only: the HTTP server's main process
 (which makes the private spool folder and adds the routes) and the schedulers that this process starts
 (which get the hooks). Anywhere else, such as the detokenizer, an offline Engine or a tokenizer worker, it
-does nothing. The server's environment may set EAGLELAB_SPOOL_DIR (where the spool goes; default: the temporary folder) and
-EAGLELAB_REPREFILL_BYTES (budget of one re-prefill; default 4 GiB).
+does nothing. Nothing here may ever raise into SGLang. Of the rest of eaglelab the probe imports `capture`.
 
-Nothing here may ever raise into SGLang. Of the rest of eaglelab the probe imports `capture`
-only.
+The server's environment may set EAGLELAB_SPOOL_DIR (where the spool goes; default: the temporary folder)
+and EAGLELAB_REPREFILL_BYTES (budget of one re-prefill; default 4 GiB).
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ def register() -> None:
         if here == "http":
             from eaglelab.probe import routes, spool
 
-            if routes.attach():
-                spool.create()
+            folder = spool.create()
+            if not routes.attach():
+                spool.remove(folder)
         elif here == "scheduler" and os.environ.get("EAGLELAB_SPOOL"):
             from eaglelab.probe import hooks
 

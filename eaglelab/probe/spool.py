@@ -29,7 +29,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def create() -> Path:
-    """Make this server's spool; it goes when the process ends. EAGLELAB_SPOOL_DIR names another place for it."""
+    """Make this server's spool; it goes when the process ends."""
     base = Path(os.environ.get("EAGLELAB_SPOOL_DIR") or tempfile.gettempdir())
     _sweep(base)
     folder = Path(tempfile.mkdtemp(prefix="eaglelab-spool-", dir=base))  # mode 0700
@@ -37,13 +37,16 @@ def create() -> Path:
     fcntl.flock(lock, fcntl.LOCK_EX)  # held until this process ends, however it ends
     os.environ[FOLDER] = str(folder)
     os.environ[NONCE] = secrets.token_hex(16)
-    atexit.register(_remove, folder, os.getpid())
+    owner = os.getpid()
+    atexit.register(lambda: remove(folder) if os.getpid() == owner else None)  # not in a forked child
     return folder
 
 
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not in a forked child
-        shutil.rmtree(folder, ignore_errors=True)
+def remove(folder: Path) -> None:
+    """Take the spool away, and with it the schedulers' reason to act."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in (FOLDER, NONCE):
+        os.environ.pop(name, None)
 
 
 def _sweep(base: Path) -> None:

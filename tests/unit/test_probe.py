@@ -624,6 +624,13 @@ def test_register_never_raises(monkeypatch, caplog):
     assert "probe is off" in caplog.text
 
 
+def test_without_routes_there_is_no_spool(root, monkeypatch):
+    monkeypatch.setattr(probe, "role", lambda: "http")
+    monkeypatch.setattr(routes, "attach", lambda: False)
+    probe.register()
+    assert spool.FOLDER not in os.environ and list(root.parent.iterdir()) == [root]
+
+
 def test_a_scheduler_without_a_spool_is_left_alone(monkeypatch):
     monkeypatch.delenv(spool.FOLDER, raising=False)
     monkeypatch.setattr(probe, "role", lambda: "scheduler")
@@ -640,7 +647,7 @@ def root(tmp_path, monkeypatch):
     routes._order.clear()
     yield folder
     routes._order.clear()
-    spool._remove(folder, os.getpid())
+    spool.remove(folder)
 
 
 def test_the_spool_is_private(root):
