@@ -34,9 +34,15 @@ def gather(tensor: Any, spans: Spans) -> Any:
 
     if spans[-1][1] > tensor.shape[0]:
         raise ValueError(f"rows to {spans[-1][1]} wanted, the tensor has {tensor.shape[0]}")
-    if len(spans) == 1:
-        return tensor[spans[0][0] : spans[0][1]].clone()
-    return torch.cat([tensor[start:end] for start, end in spans])
+    joined = [spans[0]]
+    for start, end in spans[1:]:
+        if start == joined[-1][1]:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    if len(joined) == 1:
+        return tensor[joined[0][0] : joined[0][1]].clone()
+    return torch.cat([tensor[start:end] for start, end in joined])
 
 
 def spans_of(lengths: list[int], wanted: list[int]) -> Spans:
@@ -199,7 +205,7 @@ class Hooks:
         if not wanted or batch.forward_mode.is_idle():
             return None
         rows = [(j, j + 1) for j in wanted]
-        size = int(worker.speculative_num_draft_tokens)
+        size = int(getattr(result, "speculative_num_draft_tokens", 0) or worker.speculative_num_draft_tokens)
         blocks = [(j * size, j * size + size) for j in wanted]
         tensors = {
             "n": gather(batch.seq_lens, rows),

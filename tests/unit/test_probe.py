@@ -83,6 +83,14 @@ def test_it_records_our_rows_before_they_are_overwritten(tmp_path, topk, chunk):
     assert THEIRS not in text
 
 
+def test_gather():
+    rows = torch.arange(12).reshape(6, 2)
+    for spans in ([(0, 6)], [(1, 3)], [(0, 2), (2, 3), (5, 6)], [(0, 1), (1, 2)]):
+        wanted = [row for start, end in spans for row in rows[start:end].tolist()]
+        taken = hooks_module.gather(rows, spans)
+        assert taken.tolist() == wanted and taken.data_ptr() != rows[spans[0][0] :].data_ptr()
+
+
 class Spy(staging.CpuStager):
     def __init__(self):
         self.rows = []
