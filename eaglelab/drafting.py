@@ -101,7 +101,7 @@ class Drafting:
     @torch.no_grad()
     def chain(self, starts, steps: int, forced=None, tap: Tap | None = None) -> Chains:
         """Draft S tokens from each start (its committed rows); forced [B, S] are fed back for our own."""
-        drafter, starts = self.drafter, torch.as_tensor(starts, device=self.drafter.device)
+        drafter, starts = self.drafter, self._starts(starts)
         fed = None if forced is None else torch.as_tensor(forced, device=self.drafter.device)
         branches = _Branches(self, starts, 1, steps)
         normed, feedback = self.normed[starts - 1], self.feedback[starts - 1]
@@ -121,6 +121,12 @@ class Drafting:
                 normed, feedback = branches.step(tokens, feedback, tap)
         return Chains(*(torch.stack(column, dim=1) for column in zip(*out, strict=True)))
 
+    def _starts(self, starts) -> torch.Tensor:
+        starts = torch.as_tensor(starts, dtype=torch.long, device=self.drafter.device)
+        if len(starts) and not 1 <= int(starts.min()) <= int(starts.max()) <= self.rows:
+            raise ValueError(f"starts go from 1 to {self.rows}, the rows of this text")
+        return starts
+
     def _logit(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Logit of each target id [B]; -inf outside the draft vocabulary."""
         wide = logits.new_full(
@@ -132,7 +138,7 @@ class Drafting:
     @torch.no_grad()
     def tree(self, starts, steps: int, topk: int, nodes: int, tap: Tap | None = None) -> Trees:
         """Draft a tree of `nodes` nodes (root included) from each start."""
-        drafter, starts = self.drafter, torch.as_tensor(starts, device=self.drafter.device)
+        drafter, starts = self.drafter, self._starts(starts)
         count = len(starts)
         branches = _Branches(self, starts, topk, steps)
         chances, ids = drafter.logits(self.normed[starts - 1], tap).softmax(-1).topk(topk)
@@ -199,7 +205,9 @@ def mix(q, keys, values, visible, own_keys=None, own_values=None) -> torch.Tenso
     own_keys, own_values [rows, m, kv heads, d] seen by their row only.
     """
     rows, heads, d = q.shape
-    grouped = q.float().view(rows, keys.shape[1], -1, d) * d**-0.5  # query heads that share a kv head
+    grouped = (
+        q.float().view(rows, keys.shape[1], heads // keys.shape[1], d) * d**-0.5
+    )  # query heads that share a kv head
     scores = torch.einsum("rkgd,nkd->rkgn", grouped, keys.float())
     scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
     if own_keys is None:

@@ -199,6 +199,14 @@ def test_free_gap_is_how_far_the_runner_up_lies_behind():
         torch.testing.assert_close(free.probability[:, step], rows.softmax(-1).max(-1).values)
 
 
+def test_a_start_needs_its_rows():
+    text = Drafting.over(drafter(), torch.arange(9), torch.randn(8, 3 * H))
+    for start in (0, 9):
+        with pytest.raises(ValueError, match="starts go from 1 to 8"):
+            text.chain([start], 2)
+    assert text.chain([], 2).tokens.shape == (0, 2)
+
+
 def test_window_hides_old_rows():
     """Window w: a row sees the last w positions, its own included (speculators: kv > q - w)."""
     torch.manual_seed(4)
