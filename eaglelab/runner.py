@@ -60,10 +60,13 @@ def run_notebook(
         runs.redact(work, key)
     if not outcome.complete:
         return outcome
-    if finish:
-        finish(work)
-    (work / runs.LOG).unlink()
-    runs.place(work, out)
+    try:
+        if finish:
+            finish(work)
+        (work / runs.LOG).unlink()
+        runs.place(work, out)
+    except OSError as error:  # a full disk, or a folder that came into being meanwhile
+        return runs.Outcome(errors.NO_SUMMARY, f"the report could not be written: {error}", work)
     return replace(outcome, folder=out)
 
 
@@ -81,7 +84,11 @@ def check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 def _environment(private: Path, work: Path, key: str | None) -> dict[str, str]:
     """The kernel's environment: this interpreter's own kernel, no user start-up files, figures inline."""
-    environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}  # `agg` would hide figures
+    unwanted = (
+        "MPLBACKEND",
+        "JUPYTER_PATH",
+    )  # `agg` would hide figures; another python3 kernel may lie there
+    environment = {k: v for k, v in os.environ.items() if k not in unwanted}
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         (private / name).mkdir()
         environment[name] = str(private / name)
@@ -90,6 +97,10 @@ def _environment(private: Path, work: Path, key: str | None) -> dict[str, str]:
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         "EAGLELAB_HEADLESS": "1",
     }
+    # the same eaglelab as here, and no module that happens to lie in the current folder
+    mine = str(Path(__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [mine, os.environ.get("PYTHONPATH")]))
+    environment["PYTHONSAFEPATH"] = "1"
     environment |= {"EAGLELAB_WORK": str(work), "EAGLELAB_PROGRESS": str(private / "progress")}
     return environment | ({"EAGLELAB_API_KEY": key} if key else {})
 

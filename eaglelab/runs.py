@@ -79,15 +79,19 @@ def place(work: Path, out: Path) -> None:
 
 
 def redact(folder: Path, secret: str | None) -> None:
-    """Nothing should have put the key into a text file; if a traceback or a server's echo did, take it
-    out."""
+    """Nothing should have put the key into a text file; if a traceback or a server's echo did, take it out.
+
+    A file that cannot be cleaned is removed.
+    """
     for path in folder.rglob("*") if secret else ():
         if secret and path.is_file() and path.suffix in (".ipynb", ".jsonl", ".json", ".html", ".log"):
             text = path.read_text(encoding="utf-8", errors="surrogateescape")
             if secret in text:
-                path.write_text(
-                    text.replace(secret, "[redacted]"), encoding="utf-8", errors="surrogateescape"
-                )
+                try:
+                    clean = text.replace(secret, "[redacted]")
+                    path.write_text(clean, encoding="utf-8", errors="surrogateescape")
+                except OSError:
+                    path.unlink()
 
 
 def judge(work: Path, reply: Mapping[str, str] | None) -> Outcome:

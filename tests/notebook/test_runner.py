@@ -101,6 +101,23 @@ def test_the_key_reaches_the_kernel_and_no_artefact(tmp_path):
     assert "header: [redacted]" in (outcome.folder / "report.ipynb").read_text()
 
 
+def test_surroundings_do_not_change_a_run(tmp_path, monkeypatch):
+    """Another python3 kernel, start-up files and modules in the current folder are none of its business."""
+    kernel = tmp_path / "jupyter/kernels/python3"
+    kernel.mkdir(parents=True)
+    (kernel / "kernel.json").write_text('{"argv": ["/bin/false"], "display_name": "x", "language": "python"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
+    startup = tmp_path / "ipython/profile_default/startup"
+    startup.mkdir(parents=True)
+    (startup / "00.py").write_text("import os; os._exit(1)")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    for name in ("papermill", "records"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    assert run("healthy", tmp_path / "run").exit_code == 0
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_stops_the_kernel_and_keeps_the_partial_folder(tmp_path, signal_number):
     script = f"""
@@ -169,8 +186,9 @@ def test_full_disk_while_rendering(tmp_path):
     def finish(folder):
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space left"):
-        run("healthy", tmp_path / "run", finish=finish)
+    outcome = run("healthy", tmp_path / "run", finish=finish)
+    assert (outcome.exit_code, outcome.folder) == (6, tmp_path / "run.partial") and not outcome.complete
+    assert outcome.message == "the report could not be written: [Errno 28] No space left on device"
     assert os.listdir(tmp_path) == ["run.partial"]
 
 
