@@ -155,6 +155,7 @@ def start_server(
         private = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eaglelab-")))
         log_path = pathlib.Path(log).absolute() if log else private / "server.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_path.touch(0o600)  # SGLang writes all its arguments there, the key too
         command = [python, "-m", "sglang.launch_server", *flags]
         secret = []
         if api_key is not None:  # by file: a command line is public, and copied into reports
@@ -168,7 +169,8 @@ def start_server(
         )
         url = f"http://127.0.0.1:{port}"
         what = "no speculation" if algorithm is None else f"{algorithm}, {steps} steps, topk {topk}"
-        _wait_until_up(process, port, f"SGLang on the CPU ({what}, tp {tp})", log_path, say, patience)
+        name = f"SGLang on the CPU ({what}, tp {tp})"
+        _wait_until_up(process, port, name, lambda: _tail(log_path, api_key), say, patience)
         yield RunningServer(url, process.pid, shlex.join(command), log_path)
 
 
@@ -293,16 +295,16 @@ def _signals_as_exceptions():
             signal.signal(number, signal.SIG_DFL)
 
 
-def _wait_until_up(process, port: int, name: str, log: pathlib.Path, say, patience: float) -> None:
+def _wait_until_up(process, port: int, name: str, tail, say, patience: float) -> None:
     start = time.monotonic()
     say(f"Starting {name}")
     next_word = 10.0
     while not _answers(port):
         waited = time.monotonic() - start
         if process.poll() is not None:
-            raise AttachError(f"{name} ended with code {process.returncode} while it started.{_tail(log)}")
+            raise AttachError(f"{name} ended with code {process.returncode} while it started.{tail()}")
         if waited > patience:
-            raise AttachError(f"{name} was not up after {patience:.0f} s.{_tail(log)}")
+            raise AttachError(f"{name} was not up after {patience:.0f} s.{tail()}")
         if waited > next_word:
             say(f"Starting {name}: {waited:.0f} s")
             next_word += 10.0
@@ -321,8 +323,9 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def _tail(log: pathlib.Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-LINES_SHOWN:]
+def _tail(log: pathlib.Path, api_key: str | None) -> str:
+    text = log.read_text(errors="replace")
+    lines = (text.replace(api_key, "(key)") if api_key else text).splitlines()[-LINES_SHOWN:]
     return f" The last lines of its log ({log}):\n" + "\n".join(f"    {line}" for line in lines)
 
 

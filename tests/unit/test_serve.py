@@ -23,6 +23,7 @@ flags = sys.argv[sys.argv.index("sglang.launch_server") + 1:]
 print("flags", *flags)
 print("bind", os.environ.get("SGLANG_CPU_OMP_THREADS_BIND"), flush=True)
 if os.environ.get("FAKE") == "die":
+    print(pathlib.Path(flags[flags.index("--config") + 1]).read_text() if "--config" in flags else "")
     print("RuntimeError: no memory", flush=True)
     sys.exit(7)
 child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, 1); time.sleep(300)"])
@@ -133,6 +134,14 @@ def test_the_key_is_in_no_command_line(fake):
         assert key_file.stat().st_mode & 0o777 == 0o600
         assert "s3cret" not in " ".join(seen) + server.launch_command + server.log.read_text()
     assert not key_file.parent.exists()
+    with (
+        pytest.raises(AttachError) as caught,
+        serve.start_server(api_key="s3cret", env={"FAKE": "die"}, **fake),
+    ):
+        pass
+    assert '{"api-key": "(key)"}' in str(caught.value)  # what the log holds, SGLang's own words included
+    assert "s3cret" in fake["log"].read_text()
+    assert fake["log"].stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
