@@ -59,6 +59,11 @@ def training_texts(
     return [texts[i] for i in order]
 
 
+def least_repetitive(texts: torch.Tensor, n: int) -> torch.Tensor:
+    """The n of the texts [m, T] with the most different runs of four tokens; greedy text goes in circles."""
+    return torch.stack(sorted(texts, key=lambda row: -len(row.unfold(0, 4, 1).unique(dim=0)))[:n])
+
+
 @torch.no_grad()
 def hidden_states(model: LlamaForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
     """Tokens [n, T] to [n, T, len(LAYERS) + 1, H] in bf16."""

@@ -37,6 +37,6 @@ def for_server(tokenizer: PreTrainedTokenizerFast, blocks: list[str]) -> list[di
     return [*lines, {"messages": [{"role": "user", "content": texts[-2]}]}, {"input_ids": ids[-1]}]
 
 
-def for_features(tokenizer: PreTrainedTokenizerFast, blocks: list[str], n: int) -> torch.Tensor:
-    """Prompts [n, SHORTEST] of the stored features: other paragraphs than those of for_server."""
-    return torch.tensor([openings(tokenizer, block)[1][:SHORTEST] for block in blocks[:n]])
+def for_features(tokenizer: PreTrainedTokenizerFast, blocks: list[str]) -> torch.Tensor:
+    """Prompts [n_blocks, SHORTEST] of the stored features: other paragraphs than those of for_server."""
+    return torch.tensor([openings(tokenizer, block)[1][:SHORTEST] for block in blocks])

@@ -93,8 +93,9 @@ def write_prompts(work: Work) -> Figures:
     lines = prompts.for_server(tokenizer, held_out)
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (work.scratch / "prompts.jsonl").write_text(text)
-    begun = prompts.for_features(tokenizer, held_out, n=4)
-    made = [(row, prompts.SHORTEST) for row in features.continued(model, begun, 192, do_sample=False)]
+    begun = prompts.for_features(tokenizer, held_out)
+    greedy = features.continued(model, begun, 192, do_sample=False)
+    made = [(row, prompts.SHORTEST) for row in features.least_repetitive(greedy, 4)]
     features.store(model, made, work.scratch / "features")
     features.describe(model, made, work.scratch / "features")
     return {"prompts": len(lines), "stored_samples": len(made)}
