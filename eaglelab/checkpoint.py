@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from eaglelab.dialects import Dialect, Settings, default_depths, field, recognise
+from eaglelab.dialects import Dialect, Settings, field, recognise
 from eaglelab.errors import BadInput
 from eaglelab.launch import Target
+from eaglelab.layer_ids import default_depths
 from eaglelab.tensorfile import TensorInfo, read_folder, read_json
 
 
@@ -109,8 +110,8 @@ class Checkpoint:
             if mine != theirs:
                 raise BadInput(
                     f"{self.path}/config.json: field {key!r}: the drafter was trained for a target of "
-                    f"{mine:,}, "
-                    f"this target ({target.architecture}) has {theirs:,}; it is a drafter for another target"
+                    f"{mine:,}, this target ({target.architecture}) has {theirs:,}; it is a drafter for "
+                    "another target"
                 )
 
 
@@ -205,8 +206,7 @@ def _check_shapes(path: Path, s: Settings, tensors: dict[str, TensorInfo]) -> No
     if (fc := tensors.get("fc.weight")) and (len(fc.shape) != 2 or fc.shape[1] % (s.target_hidden_size or 1)):
         raise BadInput(
             f"{path}: fc.weight has shape {list(fc.shape)}: its input is no multiple of the target's hidden "
-            "size "
-            f"{s.target_hidden_size:,} (field 'target_hidden_size', else 'hidden_size')"
+            f"size {s.target_hidden_size:,} (field 'target_hidden_size', else 'hidden_size')"
         )
 
 
@@ -249,8 +249,7 @@ def open_target(path: str | Path) -> TargetModel:
             if tensors[name].shape != (facts.vocab_size, facts.hidden_size):
                 raise BadInput(
                     f"{path}: target tensor {tensors[name].name_in_file!r}: shape "
-                    f"{list(tensors[name].shape)}, "
-                    f"its config says {facts.vocab_size} x {facts.hidden_size}"
+                    f"{list(tensors[name].shape)}, its config says {facts.vocab_size} x {facts.hidden_size}"
                 )
     return TargetModel(path, facts, config, tensors)
 

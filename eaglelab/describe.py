@@ -10,9 +10,9 @@ from typing import Any
 
 from eaglelab.checkpoint import Checkpoint, TargetModel
 from eaglelab.convert import plan, view
-from eaglelab.dialects import ADD_ONE_IF_FIRST_IS_ONE, ADD_ONE_UNLESS_LAST, default_depths, sglang_ids
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch, Target
+from eaglelab.layer_ids import ADD_ONE_IF_FIRST_IS_ONE, ADD_ONE_UNLESS_LAST, default_depths, sglang_ids
 from eaglelab.served import loading, refusals
 from eaglelab.tensorfile import statistics as tensor_statistics
 from eaglelab.wiring import diff, served, trained
@@ -52,6 +52,7 @@ def describe(
         "launch": {
             "command": here.command(),
             "engine": f"{here.engine}=={here.version}",
+            "rules": "sglang==0.5.23",
             "assumed": launch is None,
         },
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eaglelab.errors import BadInput
+from eaglelab.layer_ids import sglang_depths
 from eaglelab.wiring import Rope
 
 # The defaults that transformers fills in for keys a config leaves out (LlamaConfig, Qwen3Config of
@@ -216,47 +217,6 @@ def _read_sglang(config: dict, where: str) -> Settings:
     )
 
 
-def sglang_depths(ids: tuple[int, ...], architecture: str | None, num_layers: int | None) -> tuple[int, ...]:
-    """Depths that SGLang 0.5.23 captures for these ids, in their order (`set_eagle3_layers_to_capture`).
-
-    SGLang captures before layer i, which is depth i. Most architectures add 1 to an id first; deepseek_v2 and
-    glm4_moe_lite only if the first id is 1; gpt_oss unless the largest id is the number of layers.
-    """
-    plus = 1
-    if architecture in ADD_ONE_IF_FIRST_IS_ONE:
-        plus = 1 if ids[:1] == (1,) else 0
-    elif architecture in ADD_ONE_UNLESS_LAST:
-        plus = 0 if ids and max(ids) == num_layers else 1
-    return tuple(i + plus for i in ids)
-
-
-def sglang_ids(depths: tuple[int, ...], architecture: str | None, num_layers: int | None) -> tuple[int, ...]:
-    """Ids that make SGLang capture these depths: the inverse of `sglang_depths`.
-
-    BadInput if no list of ids gives them on this architecture.
-    """
-    plain = tuple(depths)
-    # Reversed, the first id is not the 1 that deepseek_v2 asks about; rows come by ascending depth in any
-    # case.
-    for ids in (tuple(d - 1 for d in plain), plain, plain[::-1]):
-        if sorted(sglang_depths(ids, architecture, num_layers)) == sorted(plain):
-            return ids
-    raise BadInput(f"no layer ids make SGLang capture depths {list(depths)} on {architecture}")
-
-
-ADD_ONE_IF_FIRST_IS_ONE = {  # classes that inherit deepseek_v2's or glm4_moe_lite's method, or pass on to it
-    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "MistralLarge3ForCausalLM",
-    "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", "KimiK25ForConditionalGeneration",
-}  # fmt: skip
-ADD_ONE_UNLESS_LAST = {"GptOssForCausalLM"}
-
-
-def default_depths(architecture: str | None, num_layers: int) -> tuple[int, ...]:
-    """What SGLang captures when no ids are given: before layers 2, n // 2 and n - 3."""
-    plus = 1 if architecture == "MiniMaxM3SparseForConditionalGeneration" else 0
-    return tuple(i + plus for i in (2, num_layers // 2, num_layers - 3))
-
-
 DIALECTS = (
     Dialect(
         "speculators",
@@ -292,9 +252,8 @@ def recognise(config: dict, names: Iterable[str], where: str) -> Dialect:
             return dialect
     if "speculators_model_type" in config:
         raise BadInput(
-            f"{where}: field 'speculators_model_type' is {config['speculators_model_type']!r}, architectures "
-            f"{listed}: "
-            "not an EAGLE-3 drafter of speculators; is this the right folder?"
+            f"{where}: field 'speculators_model_type' is {config['speculators_model_type']!r}, "
+            f"architectures {listed}: not an EAGLE-3 drafter of speculators; is this the right folder?"
         )
     known = "; ".join(f"{d.name}: {', '.join(d.architectures)}" for d in DIALECTS)
     hint = (

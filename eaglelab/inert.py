@@ -167,7 +167,7 @@ def equal_numbers(mine: TensorInfo, theirs: TensorInfo, rows: np.ndarray | None 
         return False
     if rows is not None and not (rows.min(initial=0) >= 0 and rows.max(initial=0) < theirs.shape[0]):
         return False
-    a, b = mine.array(), theirs.array()
+    a, b = mine.mapped(), theirs.mapped()
     step = max(1, ROWS // max(1, a[:1].size))
     for i in range(0, count, step):
         part = b[i : i + step] if rows is None else b[rows[i : i + step]]

@@ -7,13 +7,15 @@ Launch is always resolved.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from eaglelab.errors import BadInput
+from eaglelab.flags import FLAGS, SECRET, read_flags
+
+__all__ = ["EAGLES", "SECRET", "SERVER_FIELDS", "Launch", "Target"]
 
 
 @dataclass(frozen=True)
@@ -27,33 +29,6 @@ class Target:
     dtype: str = "bfloat16"
 
 
-# field -> the flag that `command` prints, and its spellings, each with the shortest abbreviation of it that
-# argparse takes (no other flag of 0.5.23 begins so)
-FLAGS: dict[str, tuple[str, dict[str, str]]] = {
-    "algorithm": ("--speculative-algorithm", {"--speculative-algorithm": "--speculative-al"}),
-    "steps": ("--speculative-num-steps", {"--speculative-num-steps": "--speculative-num-s"}),
-    "topk": ("--speculative-eagle-topk", {"--speculative-eagle-topk": "--speculative-ea"}),
-    "draft_tokens": (
-        "--speculative-num-draft-tokens",
-        {"--speculative-num-draft-tokens": "--speculative-num-d"},
-    ),
-    "draft_path": (
-        "--speculative-draft-model-path",
-        {
-            "--speculative-draft-model-path": "--speculative-draft-model-p",
-            "--speculative-draft-model": "--speculative-draft-model",
-        },
-    ),
-    "draft_window": (
-        "--speculative-draft-window-size",
-        {"--speculative-draft-window-size": "--speculative-draft-w"},
-    ),
-    "target_path": ("--model-path", {"--model-path": "--model-pa", "--model": "--model"}),
-    "tp_size": ("--tp-size", {"--tp-size": "--tp", "--tensor-parallel-size": "--tensor"}),
-    "dtype": ("--dtype", {"--dtype": "--dt"}),
-}
-NUMBERS = {"steps", "topk", "draft_tokens", "draft_window", "tp_size"}
-SECRET = re.compile(r"api-?key|password|secret|credential|(auth|access|hf)-token", re.I)
 # What a server's facts may carry into `flags`: settings that change how a drafter is fed or run, and nothing
 # else.
 SERVER_FIELDS = (
@@ -103,7 +78,7 @@ class Launch:
         `defaults` fill fields that the command line leaves out, before SGLang's own defaults do. BadInput on
         flags that SGLang 0.5.23 would refuse.
         """
-        known, flags = _read(command_line)
+        known, flags = read_flags(command_line)
         values = {**defaults, **known}
         values["flags"] = _merge(tuple(defaults.get("flags", ())), flags)
         return _resolve({**values, "target": target or defaults.get("target")})
@@ -164,7 +139,7 @@ class Launch:
 
     def with_flags(self, text: str | Sequence[str]) -> Launch:
         """The same launch with these flags given too: `with_flags("--speculative-algorithm EAGLE3")`."""
-        known, flags = _read(text)
+        known, flags = read_flags(text)
         return self.edit(**known, flags=_merge(self.flags, flags))
 
     def with_target(self, target: Target | None) -> Launch:
@@ -192,80 +167,6 @@ class Launch:
             given = shlex.split(value)
             words += [f"{flag}={given[0]}"] if value.startswith(("-", "'-")) else [flag, *given]
         return shlex.join(words)
-
-
-def _field_of(flag: str) -> str | None:
-    for name, (_, spellings) in FLAGS.items():
-        for full, shortest in spellings.items():
-            if flag.startswith(shortest) and full.startswith(flag):
-                return name
-    return None
-
-
-def _read(command_line: str | Sequence[str]) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """Flags of a command line: those that are fields of Launch, converted, and the others as written."""
-    if isinstance(command_line, str):
-        try:
-            words = shlex.split(_before_the_shell(command_line))
-        except ValueError as error:
-            raise BadInput(
-                f"the launch command cannot be read as a shell line ({error}): {command_line!r}"
-            ) from error
-    else:
-        words = list(command_line)
-    start = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    before = " ".join(words[:start])
-    if "vllm" in before or "trtllm" in before:
-        raise BadInput(f"{before!r}: only launches of SGLang are understood; give its flags")
-    known: dict[str, Any] = {}
-    others: list[tuple[str, str]] = []
-    position = start
-    while position < len(words):
-        word = words[position]
-        if not word.startswith("--"):
-            raise BadInput(f"the launch command has {word!r} where a flag was expected")
-        flag, has_value, value = word.partition("=")
-        position += 1
-        if not has_value:
-            end = position
-            while end < len(words) and not re.match("--|-[A-Za-z]", words[end]):
-                end += 1
-            value, position = shlex.join(words[position:end]), end
-        if name := _field_of(flag):
-            known[name] = _convert(flag, name, value if has_value else "".join(shlex.split(value)[:1]))
-        elif not SECRET.search(flag):
-            others.append((flag, shlex.quote(value) if has_value and value else value))
-    return known, tuple(others)
-
-
-def _before_the_shell(text: str) -> str:
-    """A command line up to the first unquoted redirection, pipe or &; escaped line ends become spaces."""
-    kept, quote, escaped = "", "", False
-    for character in text:
-        if escaped:
-            kept = kept[:-1] + " " if character == "\n" and not quote else kept + character
-            escaped = False
-            continue
-        if not quote and character in "<>|&;":
-            return re.sub(r"(^|\s)\d$", "", kept)
-        if character == quote:
-            quote = ""
-        elif not quote and character in "'\"":
-            quote = character
-        escaped = character == "\\" and quote != "'"
-        kept += character
-    return kept
-
-
-def _convert(flag: str, name: str, value: str) -> Any:
-    if not value:
-        raise BadInput(f"flag {flag} has no value")
-    if name in NUMBERS:
-        try:
-            return int(value)
-        except ValueError:
-            raise BadInput(f"flag {flag}: {value!r} is not a whole number") from None
-    return value
 
 
 def _merge(old: tuple[tuple[str, str], ...], new: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -301,8 +202,7 @@ def _speculation(shape: list[int | None], target: Target | None, flags: dict[str
         if topk is not None or tokens is not None:
             raise BadInput(
                 "--speculative-eagle-topk or --speculative-num-draft-tokens is given without "
-                "--speculative-num-steps: "
-                "SGLang stops on this; give all three or none"
+                "--speculative-num-steps: SGLang stops on this; give all three or none"
             )
         return [5, 4, 8] if target and target.architecture in TREE_BY_DEFAULT else [3, 1, 4]
     if topk is None:
@@ -334,6 +234,5 @@ def _validate(launch: Launch) -> None:
     if topk > 1 and not 2 <= tokens <= nodes + 1:
         raise BadInput(
             f"--speculative-num-draft-tokens {tokens}: a tree of {steps} steps and topk {topk} has room for "
-            "2 to "
-            f"{nodes + 1} (root and {nodes} candidates)"
+            f"2 to {nodes + 1} (root and {nodes} candidates)"
         )

@@ -19,7 +19,8 @@ from eaglelab.checkpoint import Checkpoint, TargetModel
 from eaglelab.dialects import Settings
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch
-from eaglelab.served import ParamSource, cast, loading
+from eaglelab.loader import ParamSource, loading
+from eaglelab.served import cast
 
 VOCAB_PADDING = 64
 

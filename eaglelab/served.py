@@ -1,195 +1,23 @@
-"""What SGLang 0.5.23 does with an EAGLE-3 drafter: which tensors it takes, and how it then feeds and wires
-them.
+"""What SGLang 0.5.23 does with an EAGLE-3 drafter: how it feeds and wires the tensors that its loader took.
 
-Read from models/llama_eagle3.py (parameters, load_weights, forward), models/llama.py (set_embed),
-speculative/eagle_worker_v2.py (init_lm_head, init_token_map),
+Read from models/llama_eagle3.py (forward), speculative/eagle_worker_v2.py (init_token_map),
 model_runner_components/spec_aux_hidden_state.py (layer ids) and configs/model_config.py (dtype). Other
 versions are taken to do the same; a replay of the server is the proof.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 from eaglelab.checkpoint import Checkpoint
-from eaglelab.dialects import default_depths, sglang_depths
 from eaglelab.errors import BadInput
-from eaglelab.launch import EAGLES, Launch, Target
+from eaglelab.launch import Launch, Target
+from eaglelab.layer_ids import CAPTURE_LAST, default_depths, sglang_depths
+from eaglelab.loader import Loading, ParamSource, as_launched, chunks, loading, nested_ids
 from eaglelab.wiring import Feed, Wiring
 
-Rule = Literal["replicated", "column", "row", "vocab", "qkv"]
-FUSED = {"qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up")}
-RENAMED = {
-    "midlayer": "layers.0",
-    "aux_norm_low": "fc_norm.0",
-    "aux_norm_mid": "fc_norm.1",
-    "aux_norm_high": "fc_norm.2",
-}
-# Architectures that also capture after their last layer (depth n); on the others such an id is lost without a
-# word.
-CAPTURE_LAST = {
-    "GptOssForCausalLM", "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
-    "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma4ForCausalLM",
-    "Gemma4ForConditionalGeneration",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ParamSource:
-    """Where the bytes of one engine parameter come from. `tensors`: canonical names in fusion order.
-
-    own: the checkpoint; target: the target's parameter, shared; initial: nothing filled it; partial: only
-    some of the tensors fused into it exist (`missing` names the others).
-    """
-
-    kind: Literal["own", "target", "initial", "partial"]
-    tensors: tuple[str, ...] = ()
-    rule: Rule = "replicated"
-    missing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Loading:
-    """What the loader does, parameter by parameter. Names in `dropped` and `replaced` are the file's own."""
-
-    dropped: tuple[str, ...]  # tensors that no parameter takes: lost without a word
-    replaced: tuple[str, ...]  # loaded, then replaced by the target's
-    initial: tuple[str, ...]  # engine parameters that keep their initial value
-    params: dict[str, ParamSource] = field(default_factory=dict)
-
-
-def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
-    """The drafter as SGLang sees it: --json-model-override-args changes its config too.
-
-    BadInput if this engine or class is not one that is modelled.
-    """
-    where = f"{checkpoint.path}/config.json"
-    if launch.engine != "sglang":
-        raise BadInput(f"engine {launch.engine!r}: only sglang is modelled")
-    if launch.algorithm not in EAGLES:
-        raise BadInput(
-            f"--speculative-algorithm {launch.algorithm}: no EAGLE drafter is served by this launch"
-        )
-    if checkpoint.dialect != "sglang":
-        raise BadInput(
-            f"{where}: SGLang {launch.version} has no model class for "
-            f"{checkpoint.config.get('architectures')} and "
-            f"does not start with it; convert it first: eaglelab convert {checkpoint.path} NEW_FOLDER --to "
-            "sglang"
-        )
-    if launch.algorithm == "EAGLE" and launch.flag("--speculative-token-map"):
-        raise BadInput("--speculative-token-map with --speculative-algorithm EAGLE is not modelled")
-    if not (text := launch.flag("--json-model-override-args")):
-        return checkpoint
-    try:
-        config = checkpoint.config | json.loads(text)
-    except (TypeError, json.JSONDecodeError) as error:
-        raise BadInput(f"--json-model-override-args {text!r}: not a JSON object ({error})") from error
-    settings = checkpoint.spelling.read(config, f"{where} with --json-model-override-args")
-    return replace(checkpoint, config=config, settings=settings)
-
-
-def parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
-    """Every parameter of LlamaForCausalLMEagle3 for this config, by the engine's name, with its sharding
-    rule.
-    """
-    config, s = checkpoint.config, checkpoint.settings
-    found: dict[str, Rule] = {"model.embed_tokens.weight": "vocab", "model.fc.weight": "replicated"}
-    if config.get("bias"):
-        found["model.fc.bias"] = "replicated"
-    if s.norm_before_fc:
-        found["model.input_norm.weight"] = "replicated"
-    if s.fc_norm:
-        found |= {f"model.fc_norm.{i}.weight": "replicated" for i in range(chunks(checkpoint))}
-    for n in range(s.layers):
-        layer = f"model.layers.{n}."
-        found[layer + "self_attn.qkv_proj.weight"] = "qkv"
-        found[layer + "self_attn.o_proj.weight"] = "row"
-        if config.get("attention_bias") or config.get("bias"):
-            found[layer + "self_attn.o_proj.bias"] = "replicated"
-        found[layer + "mlp.gate_up_proj.weight"] = "column"
-        found[layer + "mlp.down_proj.weight"] = "row"
-        for norm in ("input_layernorm", "post_attention_layernorm", "hidden_norm"):
-            found[layer + norm + ".weight"] = "replicated"
-    found["model.norm.weight"] = "replicated"
-    if not s.tied:
-        found["lm_head.weight"] = "vocab"
-    return found
-
-
-def chunks(checkpoint: Checkpoint) -> int:
-    """k as the engine's class sizes `fc`: num_aux_hidden_states, else the nested layer ids, else 3."""
-    explicit = checkpoint.config.get("num_aux_hidden_states")
-    return explicit if explicit is not None else len(nested_ids(checkpoint) or (0, 0, 0))
-
-
-def nested_ids(checkpoint: Checkpoint) -> tuple[int, ...] | None:
-    """The ids that decide what is captured: only those in `eagle_config`."""
-    ids = (checkpoint.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return None if ids is None else tuple(ids)
-
-
-def place(name: str, params: dict[str, Rule]) -> tuple[str, str | None] | None:
-    """The parameter (and the shard of it) that `load_weights` puts a tensor of this name into; None:
-    dropped.
-    """
-    for old, new in RENAMED.items():
-        name = name.replace(old, new)
-    for fused, parts in FUSED.items():
-        for part in parts:
-            if f".{part}_proj" in name:
-                name = name.replace(f".{part}_proj", f".{fused}")
-                return next(((n, part) for n in (name, f"model.{name}") if n in params), None)
-    return next(((n, None) for n in (name, f"model.{name}") if n in params), None)
-
-
-def loading(checkpoint: Checkpoint, launch: Launch) -> Loading:
-    """What the loader takes, drops and leaves, as `load_weights` and then `init_lm_head` do it."""
-    checkpoint = as_launched(checkpoint, launch)
-    params = parameters(checkpoint)
-    filled: dict[str, dict[str | None, str]] = {name: {} for name in params}
-    dropped = []
-    dummy = "dummy" in (launch.flag("--speculative-draft-load-format") or launch.flag("--load-format") or "")
-    for name in () if dummy else checkpoint.file_names:
-        if "d2t" in name or "t2d" in name:
-            continue
-        if spot := place(name, params):
-            filled[spot[0]][spot[1]] = checkpoint.spelling.canonical(name) or name
-        else:
-            dropped.append(name)
-    sources = {name: _source(name, params[name], filled[name]) for name in params}
-    replaced = []
-    for name in shared_with_target(checkpoint, launch):
-        if name in sources:
-            replaced += [
-                checkpoint.tensors[t].name_in_file for t in sources[name].tensors if t in checkpoint.tensors
-            ]
-            sources[name] = ParamSource("target", (name.removeprefix("model."),), "vocab")
-    initial = tuple(name for name, source in sources.items() if source.kind in ("initial", "partial"))
-    return Loading(tuple(dropped), tuple(replaced), initial, sources)
-
-
-def _source(name: str, rule: Rule, parts: dict[str | None, str]) -> ParamSource:
-    fused = name.split(".")[-2]
-    order: tuple[str | None, ...] = FUSED.get(fused, (None,))
-    plain = name.removeprefix("model.")
-    wanted = {part: plain.replace(fused, f"{part}_proj") if part else plain for part in order}
-    tensors = tuple(parts[p] for p in order if p in parts)
-    missing = tuple(wanted[p] for p in order if p not in parts)
-    return ParamSource("own" if not missing else "partial" if tensors else "initial", tensors, rule, missing)
-
-
-def shared_with_target(checkpoint: Checkpoint, launch: Launch) -> tuple[str, ...]:
-    """The engine parameters that are the target's own after start-up."""
-    embed, head = "model.embed_tokens.weight", "lm_head.weight"
-    if launch.algorithm == "EAGLE" or (
-        not checkpoint.settings.tied and checkpoint.config.get("draft_vocab_size") is None
-    ):
-        return (embed, head)
-    narrower = checkpoint.config.get("target_hidden_size", checkpoint.hidden_size) != checkpoint.hidden_size
-    return () if narrower else (embed,)
+__all__ = ["Loading", "captured", "cast", "loading", "refusals", "served"]
 
 
 def captured(checkpoint: Checkpoint, target: Target | None) -> tuple[int, ...]:
@@ -206,8 +34,7 @@ def captured(checkpoint: Checkpoint, target: Target | None) -> tuple[int, ...]:
     else:
         raise BadInput(
             f"{checkpoint.path}/config.json: field 'eagle_config.eagle_aux_hidden_state_layer_ids' is "
-            "missing: SGLang "
-            "then takes layers by the target's number of layers; give --target"
+            "missing: SGLang then takes layers by the target's number of layers; give --target"
         )
     last = layers if layers is None or architecture in CAPTURE_LAST else layers - 1
     return tuple(d for d in sorted(set(depths)) if d >= 0 and (last is None or d <= last))
@@ -297,9 +124,7 @@ def _head(source: ParamSource | None) -> Literal["own", "target", "tied", "initi
 
 
 def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
-    """Reasons why this engine does not start, or stops at the first request, with this checkpoint and
-    launch.
-    """
+    """Reasons why this engine does not start with this checkpoint, or stops at the first request."""
     checkpoint = as_launched(checkpoint, launch)
     config, s, target = checkpoint.config, checkpoint.settings, launch.target
     where = f"{checkpoint.path}/config.json"
@@ -334,15 +159,15 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
     fc_in = chunks(checkpoint) * s.target_hidden_size
     if feed.width not in (0, s.hidden_size, fc_in):
         found.append(
-            f"{where}: the target hands over {feed.width:,} numbers a token (depths {list(feed.depths)}), fc "
-            "takes "
-            f"{fc_in:,}: SGLang stops at the first request; correct the layer ids or num_aux_hidden_states"
+            f"{where}: the target hands over {feed.width:,} numbers a token (depths {list(feed.depths)}), "
+            f"fc takes {fc_in:,}: SGLang stops at the first request; correct the layer ids or "
+            "num_aux_hidden_states"
         )
     fc = checkpoint.tensors.get("fc.weight")
     if fc and fc.shape != (s.hidden_size, fc_in):
         found.append(
             f"{where}: SGLang makes fc {s.hidden_size} x {fc_in}, the file has {fc.shape[0]} x "
-            f"{fc.shape[1]}: it stops "
-            "while loading; give as many ids in eagle_config as the drafter was trained with"
+            f"{fc.shape[1]}: it stops while loading; give as many ids in eagle_config as the drafter was "
+            "trained with"
         )
     return found

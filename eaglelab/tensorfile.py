@@ -55,18 +55,28 @@ class TensorInfo:
     def count(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def _stored(self) -> np.dtype:
+        bits = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+        return np.dtype(bits.get(self.dtype, self.dtype))
+
     def array(self) -> np.ndarray:
         """The tensor as numpy, read now. bfloat16 as uint16 bits, float8 as uint8 bits."""
-        stored = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}.get(
-            self.dtype, self.dtype
-        )
         try:
-            flat = np.fromfile(self.file, np.dtype(stored), self.count, offset=self.offsets[0])
+            flat = np.fromfile(self.file, self._stored, self.count, offset=self.offsets[0])
         except OSError as error:
             raise BadInput(f"{self.file}: cannot read tensor {self.name_in_file!r}: {error}") from error
         if flat.size != self.count:
             raise BadInput(f"{self.file}: tensor {self.name_in_file!r} ends early; {AGAIN}")
         return flat.reshape(self.shape)
+
+    def mapped(self) -> np.ndarray:
+        """The same without reading it yet: a read-only array whose parts are read as they are used."""
+        return (
+            np.memmap(self.file, self._stored, "r", self.offsets[0], self.shape)
+            if self.count
+            else self.array()
+        )
 
     def blocks(self, size: int) -> Iterator[bytes]:
         """The tensor's bytes, at most `size` at a time."""
@@ -99,6 +109,9 @@ class HeldTensor(TensorInfo):
     data: np.ndarray = field(default_factory=lambda: np.empty(0), compare=False, repr=False)
 
     def array(self) -> np.ndarray:
+        return self.data
+
+    def mapped(self) -> np.ndarray:
         return self.data
 
     def blocks(self, size: int) -> Iterator[bytes]:
@@ -236,10 +249,10 @@ def read_folder(folder: Path, single: tuple[str, ...] = ("model.safetensors",)) 
 def statistics(info: TensorInfo) -> dict[str, float]:
     """Mean, standard deviation, largest magnitude, share of zeros, count of non-finite numbers of one tensor.
 
-    One pass in blocks, float64 accumulators; constant memory beside the tensor itself. Non-finite numbers are
+    One pass in blocks, float64 accumulators, constant memory. Non-finite numbers are
     counted and left out of the rest.
     """
-    flat = info.array().reshape(-1)
+    flat = info.mapped().reshape(-1)
     total = squares = largest = 0.0
     zeros = bad = 0
     for start in range(0, flat.size, BLOCK):

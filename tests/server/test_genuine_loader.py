@@ -14,11 +14,12 @@ import torch
 from drafters import SGLANG, TARGET, edited
 
 from eaglelab.checkpoint import open_checkpoint, open_target
-from eaglelab.dialects import default_depths, sglang_depths
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch
+from eaglelab.layer_ids import default_depths, sglang_depths
 from eaglelab.live import expected_parameters
-from eaglelab.served import loading, nested_ids, refusals, served
+from eaglelab.loader import nested_ids
+from eaglelab.served import loading, refusals, served
 
 pytestmark = pytest.mark.server
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.describe import describe
-from eaglelab.dialects import sglang_depths, sglang_ids
 from eaglelab.errors import BadInput
 from eaglelab.launch import Target
+from eaglelab.layer_ids import sglang_depths, sglang_ids
 from eaglelab.tensorfile import read_folder, read_header, statistics, write_safetensors
 
 LAYER = [

@@ -30,7 +30,12 @@ def test_the_incident_side_by_side():
         "rule": "SGLang on LlamaForCausalLM: id i is depth i + 1; speculators and vLLM: id k is depth k",
         "default": [2, 4, 5],
     }
-    assert report["launch"] == {"command": EAGLE.command(), "engine": "sglang==0.5.23", "assumed": False}
+    assert report["launch"] == {
+        "command": EAGLE.command(),
+        "engine": "sglang==0.5.23",
+        "rules": "sglang==0.5.23",
+        "assumed": False,
+    }
     assert report["trained"]["wiring"]["fc"] == "applied" and report["served"]["wiring"]["fc"] == "bypassed"
     assert report["trained"]["feed"]["width"] == 384 and report["served"]["feed"]["width"] == 128
     counted = [d["field"] for d in report["differences"] if not d["inert"]]
@@ -87,6 +92,8 @@ def test_another_targets_drafter_is_bad_input():
 
 
 def test_statistics_on_demand():
-    report = describe(open_checkpoint(SGLANG), statistics=True)
-    assert report["tensors"]["fc.weight"]["absmax"] == 0.35546875
+    checkpoint = open_checkpoint(SGLANG)
+    report = describe(checkpoint, statistics=True)
+    largest = checkpoint.load("fc.weight").abs().max().item()
+    assert report["tensors"]["fc.weight"]["absmax"] == largest > 0
     assert report["tensors"]["fc.weight"]["nonfinite"] == 0

@@ -1,0 +1,176 @@
+"""Which tensors of a file SGLang's drafter class takes, into which parameters, and which it drops.
+
+Read from sglang 0.5.23 models/llama_eagle3.py (parameters, load_weights), models/llama.py (set_embed) and
+speculative/eagle_worker_v2.py (init_lm_head). The loader reports nothing: not a name it does not know, not a
+parameter that nothing fills.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from eaglelab.checkpoint import Checkpoint
+from eaglelab.errors import BadInput
+from eaglelab.launch import EAGLES, Launch
+
+Rule = Literal["replicated", "column", "row", "vocab", "qkv"]
+FUSED = {"qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up")}
+RENAMED = {
+    "midlayer": "layers.0",
+    "aux_norm_low": "fc_norm.0",
+    "aux_norm_mid": "fc_norm.1",
+    "aux_norm_high": "fc_norm.2",
+}
+
+
+@dataclass(frozen=True)
+class ParamSource:
+    """Where the bytes of one engine parameter come from. `tensors`: canonical names in fusion order.
+
+    own: the checkpoint; target: the target's parameter, shared; initial: nothing filled it; partial: only
+    some of the tensors fused into it exist (`missing` names the others).
+    """
+
+    kind: Literal["own", "target", "initial", "partial"]
+    tensors: tuple[str, ...] = ()
+    rule: Rule = "replicated"
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What the loader does, parameter by parameter. Names in `dropped` and `replaced` are the file's own."""
+
+    dropped: tuple[str, ...]  # tensors that no parameter takes: lost without a word
+    replaced: tuple[str, ...]  # loaded, then replaced by the target's
+    initial: tuple[str, ...]  # engine parameters that keep their initial value
+    params: dict[str, ParamSource] = field(default_factory=dict)
+
+
+def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
+    """The drafter as SGLang sees it: --json-model-override-args changes its config too.
+
+    BadInput if this engine or class is not one that is modelled.
+    """
+    where = f"{checkpoint.path}/config.json"
+    if launch.engine != "sglang":
+        raise BadInput(f"engine {launch.engine!r}: only sglang is modelled")
+    if launch.algorithm not in EAGLES:
+        raise BadInput(
+            f"--speculative-algorithm {launch.algorithm}: no EAGLE drafter is served by this launch"
+        )
+    if checkpoint.dialect != "sglang":
+        raise BadInput(
+            f"{where}: SGLang {launch.version} has no model class for "
+            f"{checkpoint.config.get('architectures')} and does not start with it; convert it first: "
+            f"eaglelab convert {checkpoint.path} NEW_FOLDER --to sglang"
+        )
+    if launch.algorithm == "EAGLE" and launch.flag("--speculative-token-map"):
+        raise BadInput("--speculative-token-map with --speculative-algorithm EAGLE is not modelled")
+    if not (text := launch.flag("--json-model-override-args")):
+        return checkpoint
+    try:
+        config = checkpoint.config | json.loads(text)
+    except (TypeError, json.JSONDecodeError) as error:
+        raise BadInput(f"--json-model-override-args {text!r}: not a JSON object ({error})") from error
+    settings = checkpoint.spelling.read(config, f"{where} with --json-model-override-args")
+    return replace(checkpoint, config=config, settings=settings)
+
+
+def parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
+    """Every parameter of LlamaForCausalLMEagle3 for this config, by its name, with its sharding rule."""
+    config, s = checkpoint.config, checkpoint.settings
+    found: dict[str, Rule] = {"model.embed_tokens.weight": "vocab", "model.fc.weight": "replicated"}
+    if config.get("bias"):
+        found["model.fc.bias"] = "replicated"
+    if s.norm_before_fc:
+        found["model.input_norm.weight"] = "replicated"
+    if s.fc_norm:
+        found |= {f"model.fc_norm.{i}.weight": "replicated" for i in range(chunks(checkpoint))}
+    for n in range(s.layers):
+        layer = f"model.layers.{n}."
+        found[layer + "self_attn.qkv_proj.weight"] = "qkv"
+        found[layer + "self_attn.o_proj.weight"] = "row"
+        if config.get("attention_bias") or config.get("bias"):
+            found[layer + "self_attn.o_proj.bias"] = "replicated"
+        found[layer + "mlp.gate_up_proj.weight"] = "column"
+        found[layer + "mlp.down_proj.weight"] = "row"
+        for norm in ("input_layernorm", "post_attention_layernorm", "hidden_norm"):
+            found[layer + norm + ".weight"] = "replicated"
+    found["model.norm.weight"] = "replicated"
+    if not s.tied:
+        found["lm_head.weight"] = "vocab"
+    return found
+
+
+def chunks(checkpoint: Checkpoint) -> int:
+    """k as the engine's class sizes `fc`: num_aux_hidden_states, else the nested layer ids, else 3."""
+    explicit = checkpoint.config.get("num_aux_hidden_states")
+    return explicit if explicit is not None else len(nested_ids(checkpoint) or (0, 0, 0))
+
+
+def nested_ids(checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    """The ids that decide what is captured: only those in `eagle_config`."""
+    ids = (checkpoint.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    return None if ids is None else tuple(ids)
+
+
+def place(name: str, params: dict[str, Rule]) -> tuple[str, str | None] | None:
+    """The parameter, and the shard of it, that `load_weights` fills from a tensor; None: it is dropped."""
+    for old, new in RENAMED.items():
+        name = name.replace(old, new)
+    for fused, parts in FUSED.items():
+        for part in parts:
+            if f".{part}_proj" in name:
+                name = name.replace(f".{part}_proj", f".{fused}")
+                return next(((n, part) for n in (name, f"model.{name}") if n in params), None)
+    return next(((n, None) for n in (name, f"model.{name}") if n in params), None)
+
+
+def loading(checkpoint: Checkpoint, launch: Launch) -> Loading:
+    """What the loader takes, drops and leaves, as `load_weights` and then `init_lm_head` do it."""
+    checkpoint = as_launched(checkpoint, launch)
+    params = parameters(checkpoint)
+    filled: dict[str, dict[str | None, str]] = {name: {} for name in params}
+    dropped = []
+    dummy = "dummy" in (launch.flag("--speculative-draft-load-format") or launch.flag("--load-format") or "")
+    for name in () if dummy else checkpoint.file_names:
+        if "d2t" in name or "t2d" in name:
+            continue
+        if spot := place(name, params):
+            filled[spot[0]][spot[1]] = checkpoint.spelling.canonical(name) or name
+        else:
+            dropped.append(name)
+    sources = {name: _source(name, params[name], filled[name]) for name in params}
+    replaced = []
+    for name in shared_with_target(checkpoint, launch):
+        if name in sources:
+            replaced += [
+                checkpoint.tensors[t].name_in_file for t in sources[name].tensors if t in checkpoint.tensors
+            ]
+            sources[name] = ParamSource("target", (name.removeprefix("model."),), "vocab")
+    initial = tuple(name for name, source in sources.items() if source.kind in ("initial", "partial"))
+    return Loading(tuple(dropped), tuple(replaced), initial, sources)
+
+
+def _source(name: str, rule: Rule, parts: dict[str | None, str]) -> ParamSource:
+    fused = name.split(".")[-2]
+    order: tuple[str | None, ...] = FUSED.get(fused, (None,))
+    plain = name.removeprefix("model.")
+    wanted = {part: plain.replace(fused, f"{part}_proj") if part else plain for part in order}
+    tensors = tuple(parts[p] for p in order if p in parts)
+    missing = tuple(wanted[p] for p in order if p not in parts)
+    return ParamSource("own" if not missing else "partial" if tensors else "initial", tensors, rule, missing)
+
+
+def shared_with_target(checkpoint: Checkpoint, launch: Launch) -> tuple[str, ...]:
+    """The engine parameters that are the target's own after start-up."""
+    embed, head = "model.embed_tokens.weight", "lm_head.weight"
+    if launch.algorithm == "EAGLE" or (
+        not checkpoint.settings.tied and checkpoint.config.get("draft_vocab_size") is None
+    ):
+        return (embed, head)
+    narrower = checkpoint.config.get("target_hidden_size", checkpoint.hidden_size) != checkpoint.hidden_size
+    return () if narrower else (embed,)
