@@ -1,7 +1,7 @@
 """The errors that end a command, each with the exit code that a scheduler sees.
 
-0 healthy; 1 broken or inconclusive; 2 usage or bad input; 3 could not reach, attach or capture; 4 the notebook's
-kernel died; 5 timed out; 6 finished without a summary record.
+0 healthy; 1 broken or inconclusive; 2 usage or bad input; 3 could not reach, attach or capture; 4 the
+notebook's kernel died; 5 timed out; 6 finished without a summary record.
 """
 
 HEALTHY, NOT_HEALTHY, USAGE, UNREACHABLE, KERNEL_DIED, TIMED_OUT, NO_SUMMARY = range(7)

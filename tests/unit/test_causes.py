@@ -13,6 +13,7 @@ from eaglelab.launch import Launch
 from eaglelab.wiring import diff
 
 DATA = Path(__file__).parents[2] / "data"
+FLAG = ["eagle-flag-on-eagle3-drafter"]
 FED = ["depths", "width", "final_norm", "fc"]
 
 
@@ -33,12 +34,12 @@ AUX_OFF = {"eagle_config": {"use_aux_hidden_state": False}}
     ("algorithm", "config", "slugs", "explains"),
     [
         ("EAGLE3", None, [], []),
-        ("EAGLE", None, ["eagle-flag-on-eagle3-drafter"], [*FED, "lm_head", "vocab_map"]),
+        ("EAGLE", None, FLAG, [*FED, "lm_head", "vocab_map"]),
         ("EAGLE3", AUX_OFF, ["aux-hidden-state-off"], FED),
         # undoing the flag alone mends head and map, and leaves the feed: both are named, together
-        ("EAGLE", AUX_OFF, ["eagle-flag-on-eagle3-drafter", "aux-hidden-state-off"], [*FED, "lm_head", "vocab_map"]),
+        ("EAGLE", AUX_OFF, [*FLAG, "aux-hidden-state-off"], [*FED, "lm_head", "vocab_map"]),
     ],
-)  # fmt: skip
+)
 def test_a_fault_is_the_edit_that_removes_its_differences(algorithm, config, slugs, explains):
     found = implicated(evidence_of(algorithm, config))
     assert [c.slug for item in found for c in item.causes] == slugs

@@ -51,7 +51,8 @@ def test_the_golden_capture_is_healthy_and_exact(golden):
     assert values["replay.agreement"] == 1.0
     assert values["accept_length.rung4"] == values["accept_length.rung5"] > 2
     assert [values[f"width.{s}"] for s in ("prefill_extend", "draft", "decode_extend")] == [384, 128, 384]
-    assert values["accept_length.rung1"] > values["accept_length.rung2"] > 2
+    assert values["accept_length.rung1"] > 3
+    assert values["accept_length.rung2"] > 3
 
 
 def test_records_round_trip_and_end_in_a_summary_that_adds_up(golden, tmp_path):
@@ -66,7 +67,7 @@ def test_records_round_trip_and_end_in_a_summary_that_adds_up(golden, tmp_path):
 
 
 def test_as_another_launch_the_golden_capture_is_broken():
-    """Rung 4 under the wrong flag is far below rung 5, and its rows have another width than such a server's."""
+    """Its rows have another width than such a server's, and rung 4 cannot be walked on them."""
     found = diagnose.run(**FILES, capture=DATA / "golden-capture", launch="--speculative-algorithm EAGLE")
     assert found.verdict == "broken"
     assert found.fault == "eagle-flag-on-eagle3-drafter"
