@@ -11,16 +11,22 @@ from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.collect import capture_server
 from eaglelab.counterfactual import counterfactual
 from eaglelab.drafter import Drafter
+from eaglelab.features import StoredFeatures
 from eaglelab.ladder import climb
 from eaglelab.replay import replay
 from eaglelab.serve import CHECKOUT
 from eaglelab.server import Server
 from eaglelab.simulate import Rounds, Speculation, simulate, texts
 from eaglelab.steps import view
+from eaglelab.stored import to_send
 from eaglelab.wiring import served
 
 DRAFTER, TARGET = CHECKOUT / "data" / "drafter-sglang", CHECKOUT / "data" / "target"
+FEATURES = CHECKOUT / "data" / "features"
 NEW_TOKENS = 96
+
+
+STORED = ("eagle3-chain", "eagle-chain")  # configurations that are sent the stored texts too
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +38,11 @@ def captures(servers, tmp_path_factory):
         if name not in made:
             server = servers.get(name, **arguments)
             out = tmp_path_factory.mktemp("captures") / name
+            sent = to_send(StoredFeatures.open(FEATURES)) if name in STORED else []
             with Server(server.url) as client:
-                made[name] = capture_server(client, PROMPTS, out, NEW_TOKENS, ignore_eos=True, batch=4)
+                made[name] = capture_server(
+                    client, PROMPTS, out, NEW_TOKENS, ignore_eos=True, batch=4, texts=sent
+                )
         return made[name]
 
     return get
@@ -65,6 +74,8 @@ def test_replay_equals_the_server(server, request, captures):
     name = request.node.callspec.params["server"]
     capture = captures(name)
     assert {t.state for t in capture.requests.values()} == {"complete"}
+    stored = to_send(StoredFeatures.open(FEATURES)) if name in STORED else []
+    assert len(capture.requests) == len(PROMPTS) + len(stored)
     if name == "eagle3-chain-chunked":
         assert any(t.chunks > 1 for t in capture.requests.values())
     assert max(len(e.rids) for e in capture.events(kind="draft")) > 1
@@ -133,23 +144,25 @@ def test_counterfactual_of_the_wrong_flag(server, captures):
 
 @pytest.mark.server("eagle-chain")
 def test_ladder_of_the_wrong_flag(server, captures):
-    found = climb(open_checkpoint(DRAFTER), open_target(TARGET), captures("eagle-chain"))
+    stored = StoredFeatures.open(FEATURES)
+    found = climb(open_checkpoint(DRAFTER), open_target(TARGET), captures("eagle-chain"), stored)
     assert found.failed == ["wiring"]
+    assert found.rungs["3.stored"].source == "re-prefilled at the trained depths"
+    assert found.drops["feed"].value == pytest.approx(0, abs=0.02)
     assert found.rungs["3"].source == "re-prefilled: served rows are 128 wide, trained ones 384"
-    assert (
-        found.rungs["4"].accept_length
-        == found.rungs["5"].accept_length
-        < 1.1
-        < found.rungs["3"].accept_length
-    )
+    lengths = [found.rungs[name].accept_length for name in ("3", "4", "5")]
+    assert lengths[0] > 2.5 and lengths[1] == lengths[2] < 1.1
     assert found.replay.exact
 
 
 @pytest.mark.server("eagle3-chain")
 def test_ladder_of_a_healthy_server(server, captures):
-    found = climb(open_checkpoint(DRAFTER), open_target(TARGET), captures("eagle3-chain"))
-    assert found.failed == [] and set(found.drops) == {"wiring", "runtime"}
-    assert found.rungs["3"].source == "rows as captured"
+    stored = StoredFeatures.open(FEATURES)
+    found = climb(open_checkpoint(DRAFTER), open_target(TARGET), captures("eagle3-chain"), stored)
+    assert found.failed == [] and set(found.drops) == {"training", "feed", "wiring", "runtime"}
+    assert found.rungs["3.stored"].source == found.rungs["3"].source == "rows as captured"
+    assert len(found.rungs["1"].rounds.lengths) >= 100
+    assert found.drops["feed"].value == pytest.approx(0, abs=0.02)  # the trainer stored bfloat16
     lengths = [found.rungs[name].accept_length for name in ("3", "4", "5")]
     assert lengths[0] == lengths[1] == lengths[2] > 2.5
     assert found.drops["runtime"].interval == (0.0, 0.0)

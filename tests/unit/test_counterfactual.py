@@ -45,7 +45,8 @@ def wrongly_served(monkeypatch):
         if launch.algorithm not in ("EAGLE", "EAGLE3"):
             raise BadInput(f"--speculative-algorithm {launch.algorithm}: no EAGLE drafter is served")
         if launch.algorithm == "EAGLE3" and checkpoint.config.get("aux", True):
-            return FEED, replace(right, feedback=checkpoint.config.get("feedback", right.feedback))
+            feed = replace(FEED, depths=tuple(checkpoint.config.get("depths", FEED.depths)))
+            return feed, replace(right, feedback=checkpoint.config.get("feedback", right.feedback))
         return NARROW, wrong
 
     monkeypatch.setattr(module, "served", served)
@@ -95,6 +96,17 @@ def test_an_edit_of_the_config(wrongly_served):
     still = predict(wrongly_served, "--speculative-algorithm EAGLE3", config={"aux": False})
     assert still.source == "rows as captured"  # the flag alone does not change the feed back
     assert "aux = False" in still.edit and "EAGLE3" in still.edit
+
+
+def test_other_depths_of_the_same_width_come_from_the_re_prefill(wrongly_served):
+    """Rows as captured would do if only their width counted; their depths count."""
+    wide = np.concatenate([wrongly_served.capture.reprefill["a"].stream(d) for d in (1, 2, 3)], axis=1)
+    wrongly_served.trace.features = wide
+    launch = wrongly_served.capture.launch.with_flags("EAGLE3")
+    assert predict(wrongly_served, launch=launch).source == "rows as captured"
+    found = predict(wrongly_served, config={"depths": [3, 2, 1]}, launch=launch)
+    assert found.source == "re-prefilled" and found.feed.depths == (3, 2, 1)
+    assert found.accept_length < predict(wrongly_served, launch=launch).accept_length
 
 
 def test_what_cannot_be_predicted_says_why(wrongly_served):

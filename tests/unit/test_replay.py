@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from trainer import DRAFTS as STEPS
-from trainer import VOCAB, generation
+from trainer import VOCAB, Checkpoint, generation, trainer_model
 
+from eaglelab.capture import open_capture
+from eaglelab.checkpoint import open_checkpoint, open_target
+from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
-from eaglelab.replay import replay
+from eaglelab.replay import Replay, ReplayedRound, replay, replay_text
 from eaglelab.simulate import (
     Speculation,
     Text,
@@ -21,10 +26,14 @@ from eaglelab.simulate import (
     reprefilled_text,
     simulate,
     stored_index,
+    texts,
 )
 from eaglelab.steps import view
 from eaglelab.traces import Reprefill, Round
 from eaglelab.wiring import Feed
+from eaglelab.wiring import served as wirings_of
+
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +202,51 @@ def test_view_reads_a_round_step_by_step(served):
     assert "fc" not in seen.steps[1].norms and "embed" in seen.steps[1].norms
     with pytest.raises(BadInput, match="request a, round 99: it has"):
         view(served, served.drafter, "a", 99)
+
+
+def test_golden_capture_of_a_genuine_server():
+    """The repository's own capture of genuine SGLang in float32: every draft token of every round."""
+    capture = open_capture(DATA / "golden-capture")
+    checkpoint, target = open_checkpoint(DATA / "drafter-sglang"), open_target(DATA / "target")
+    _, wiring = wirings_of(checkpoint, capture.launch.with_target(target.facts))
+    found = replay(capture, Drafter(checkpoint, wiring, target))
+    assert found.exact and len(found.rounds) == sum(len(t.rounds) for t in capture.requests.values()) > 20
+    assert found.fed_errors.max() < 1e-5 and len(found.fed_errors) == len(found.rounds)
+    walks = [simulate(Drafter(checkpoint, wiring, target), t, Speculation(5)) for t in texts(capture)[0]]
+    assert sorted(n for walk in walks for n in walk.lengths) == sorted(found.captured.lengths)
+    wrong = Drafter(checkpoint, replace(wiring, feedback="pre-norm"), target)
+    assert replay(capture, wrong).agreement < 0.8
+
+
+def test_a_tree_with_other_links_does_not_agree(served):
+    text = captured_text(served.requests["a"])
+    tree = Drafting.over(served.drafter, text.tokens, text.features).tree([12, 30], STEPS, 3, 8)
+    rounds = [
+        Round(n, tree.tokens[i].tolist(), tree.parents[i].tolist(), 1, []) for i, n in enumerate([12, 30])
+    ]
+    shape = Speculation(STEPS, 3, 8)
+    assert [all(r.equal) for r in replay_text(served.drafter, text, rounds, shape)] == [True, True]
+    rounds[1].parents[-1] = 0
+    found = replay_text(served.drafter, text, rounds, shape)
+    assert [r.same_parents for r in found] == [True, False] and not any(found[1].equal)
+
+
+def test_disagreements_come_widest_first():
+    def one(n, own, gap):
+        return ReplayedRound("a", n, [1, 2, 3], own, gap, 1)
+
+    rounds = [one(5, [1, 2, 3], [0.1, 9, 9]), one(8, [1, 7, 7], [5, 0.3, 0.2])]
+    rounds.append(one(9, [4, 2, 3], [0.7, 5, 5]))
+    found = Replay(rounds, {}, False, "float32", 3)
+    assert [(r.n, step, gap) for r, step, gap in found.disagreements] == [(9, 0, 0.7), (8, 1, 0.3)]
+    assert (found.equal, found.tokens) == (6, 9)
+
+
+def test_replay_is_forced_by_default_outside_float32(served):
+    model = trainer_model(norm_output=True, norm_before_fc=True)
+    narrow = Drafter(Checkpoint(dict(model.state_dict())), replace(served.drafter.wiring, dtype="bfloat16"))
+    found = replay(served, narrow)
+    assert found.forced and found.dtype == "bfloat16" and found.agreement > 0.9
+    assert not replay(served, narrow, forced=False).forced
+    by_name = {m.name: m for m in found.measurements()}
+    assert "the server's draft tokens fed back" in by_name["replay.agreement"].definition
