@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from eaglelab.capture import open_capture
 from eaglelab.errors import BadInput
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -215,6 +216,50 @@ def test_speculators_reads_the_features():
             128,
         )
         assert row["loss_mask"].tolist() == [0] * 40 + [1] * 152
+
+
+# The golden capture
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return open_capture(DATA / "golden-capture")
+
+
+def test_golden_capture_is_whole(golden):
+    assert golden.widths == {"prefill_extend": 384, "draft": 128, "decode_extend": 384}
+    assert (golden.launch.algorithm, golden.launch.steps, golden.launch.topk) == ("EAGLE3", 5, 1)
+    assert (golden.launch.target_path, golden.launch.draft_path) == ("data/target", "data/drafter-sglang")
+    assert len(golden.requests) == len(golden.reprefill) == 2
+    for rid, trace in golden.requests.items():
+        assert (
+            trace.state == "complete"
+            and trace.tokens[trace.prompt_len :][:64] == golden.sent[rid]["output_ids"]
+        )
+        counted = golden.sent[rid]["counters"]
+        assert len(trace.rounds) == counted["spec_verify_ct"] > 12
+        assert sum(r.accept_len - 1 for r in trace.rounds) == counted["spec_num_correct_drafts"] > 20
+
+
+def test_golden_capture_holds_the_streams_of_the_target(golden):
+    """What the server handed to the drafter, and the re-prefilled streams, as transformers computes them."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.LlamaForCausalLM.from_pretrained(DATA / "target", dtype=torch.float32).eval()
+    for rid, trace in golden.requests.items():
+        again = golden.reprefill[rid]
+        with torch.no_grad():
+            tokens = torch.tensor([again.token_ids])
+            streams = [s[0] for s in model.model(tokens, output_hidden_states=True).hidden_states]
+        truth = torch.cat([streams[depth] for depth in (2, 4, 5)], -1)
+        fed = torch.from_numpy(trace.features)[: len(truth)]  # the last verify may have gone beyond the end
+        assert len(fed) == len(truth) == trace.prompt_len + 64
+        assert torch.allclose(fed, truth, atol=1e-3 * truth.abs().max().item())
+        for depth in range(8):
+            stream = torch.from_numpy(again.stream(depth))
+            assert torch.allclose(stream, streams[depth], atol=1e-3 * streams[depth].abs().max().item()), (
+                depth
+            )
+        assert torch.allclose(torch.from_numpy(again.final), streams[8], atol=0.05)  # after the final norm
 
 
 # Words
