@@ -112,13 +112,19 @@ def chunks_table(chunks: Iterable[Any]) -> Html:
 
 
 def measurements_table(measurements: Iterable[Measurement]) -> Html:
-    """Every number with its definition."""
-    rows = []
+    """Every number with its definition; those per draft position, which a figure shows, are folded."""
+    shown, folded = [], []
     for m in measurements:
         interval = f"{m.interval[0]:.3f} to {m.interval[1]:.3f}" if m.interval else None
         words = m.definition if m.value is not None else f"not measured: {m.reason}"
+        rows = folded if m.name.startswith("acceptance.rung") else shown
         rows.append((m.name, m.value, m.unit, interval, m.count, words))
-    return table(("name", "value", "unit", "95 % interval", "n", "definition"), rows)
+    header = ("name", "value", "unit", "95 % interval", "n", "definition")
+    parts = [table(header, shown)]
+    if folded:
+        more = element("summary", f"{len(folded)} more: acceptance per draft position and rung")
+        parts.append(panel(element("details", more, table(header, folded))))
+    return Html("".join(parts))
 
 
 def comparison_table(movements: Sequence[baseline.Movement], source: str) -> Html:
