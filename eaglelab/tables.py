@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eaglelab import baseline
-from eaglelab.html import Html, code, element, lines, outcome, panel, table
+from eaglelab.html import Html, code, element, escape, lines, outcome, panel, table
 
 if TYPE_CHECKING:
     from eaglelab.evidence import Evidence
@@ -20,7 +20,8 @@ def findings_table(findings: Iterable[Any]) -> Html:
     for f in sorted(findings, key=lambda f: order.index(f.verdict)):
         said: list[object] = list(f.evidence)
         if f.fix:
-            said.append(Html(element("b", "Fix: ") + code(f.fix)))
+            fix = code(f.fix) if f.fix.startswith("--") else escape(f.fix)  # a flag, or a sentence
+            said.append(Html(element("b", "Fix: ") + fix))
         if f.predicted_accept_length is not None:
             said.append(element("b", f"Predicted accept length after it: {f.predicted_accept_length:.3f}"))
         rows.append((outcome(f.verdict), lines((element("b", f.title), code(f.fault))), f.rung, lines(said)))

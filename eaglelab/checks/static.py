@@ -76,17 +76,24 @@ def _cause(item: Implicated, evidence: Evidence, price: Price | None) -> Finding
 def _left_over(evidence: Evidence, explained: set[str]) -> list[Finding]:
     """Differences that count and that no known cause explains, by kind. A kind without any passes."""
     kinds: dict[Check, list[str]] = {DROPPED: [], UNLOADED: [], FEED: [], WIRING: []}
-    inert = []
+    inert, beyond = [], set()
     for difference in evidence.differences:
-        words = describe(difference, evidence)
+        check, words = _kind(difference.field), describe(difference, evidence)
         if difference.inert:
             inert.append(f"makes no difference: {words}")
-        elif difference.field not in explained:
-            kinds[_kind(difference.field)].append(words)
-    return [
-        check.failed(*lines) if lines else check.passed(*(dict.fromkeys(inert) if check is WIRING else ()))
-        for check, lines in kinds.items()
-    ]
+        elif difference.field in explained:
+            beyond.add(check)
+        else:
+            kinds[check].append(words)
+    found = []
+    for check, lines in kinds.items():
+        if lines:
+            found.append(check.failed(*lines))
+            continue
+        passed = check.passed(*(dict.fromkeys(inert) if check is WIRING else ()))
+        more = f"beyond what a known cause explains: {check.good}"
+        found.append(passed.model_copy(update={"title": more}) if check in beyond else passed)
+    return found
 
 
 def _kind(field: str) -> Check:
