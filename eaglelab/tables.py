@@ -114,7 +114,8 @@ def chunks_table(chunks: Iterable[Any]) -> Html:
 
 def measurements_table(measurements: Iterable[Measurement]) -> Html:
     """Every number with its definition; those per draft position, which a figure shows, are folded."""
-    shown, folded = [], []
+    shown: list[tuple[Any, ...]] = []
+    folded: list[tuple[Any, ...]] = []
     for m in measurements:
         interval = f"{m.interval[0]:.3f} to {m.interval[1]:.3f}" if m.interval else None
         words = m.definition if m.value is not None else f"not measured: {m.reason}"
