@@ -30,8 +30,9 @@ _BRANCHES = 256
 class ReplayedRound:
     """One round.
 
-    server, own: draft tokens without the root; gap: see `Chains.gap` (one a token) and `Trees.gap` (one a
-    tree); fed_error: |own - server| / |server| of the state that the first draft step is fed.
+    server, own: draft tokens without the root, with their parents in a tree (see `Trees`); gap: see
+    `Chains.gap` (one a token) and `Trees.gap` (one a tree); fed_error: |own - server| / |server| of the state
+    that the first draft step is fed.
     """
 
     rid: str
@@ -40,12 +41,20 @@ class ReplayedRound:
     own: list[int]
     gap: list[float]
     accept_len: int
-    same_parents: bool = True
     fed_error: float | None = None
+    server_parents: list[int] | None = None
+    own_parents: list[int] | None = None
 
     @property
     def equal(self) -> list[bool]:
-        return [self.same_parents and a == b for a, b in zip(self.own, self.server, strict=True)]
+        """Per draft token of the server, whether replay has it too.
+
+        In a chain at the same step; in a tree along the same path (a near-tie can renumber a tree's nodes).
+        """
+        if self.server_parents is None or self.own_parents is None:
+            return [a == b for a, b in zip(self.own, self.server, strict=True)]
+        mine = set(paths(self.own, self.own_parents))
+        return [path in mine for path in paths(self.server, self.server_parents)]
 
 
 @dataclass
@@ -69,7 +78,7 @@ class Replay:
 
     @property
     def agreement(self) -> float:
-        """Share of the server's draft tokens that replay drafts too, at the same place."""
+        """Share of the server's draft tokens that replay drafts too, at the same step or path."""
         return self.equal / self.tokens if self.tokens else float("nan")
 
     @property
@@ -177,12 +186,19 @@ def replay_text(
                 own, parents = trees.tokens.tolist(), trees.parents.tolist()
                 gaps = [[gap] for gap in trees.gap.tolist()]
             for r, tokens, gap, tree in zip(some, own, gaps, parents, strict=True):
-                same = tree is None or r.parents is None or tree == r.parents
                 error = fed_error(state.feedback[r.n - 1], r.fed)
-                out.append(
-                    ReplayedRound(text.rid, r.n, r.draft_tokens, tokens, gap, r.accept_len, same, error)
-                )
+                found = ReplayedRound(text.rid, r.n, r.draft_tokens, tokens, gap, r.accept_len, error)
+                found.server_parents, found.own_parents = r.parents, tree
+                out.append(found)
     return sorted(out, key=lambda r: r.n)
+
+
+def paths(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    """The tokens from a tree's root to each of its nodes; parents as in `Trees`."""
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*found[parent], token))
+    return found[1:]
 
 
 def fed_error(own: torch.Tensor, fed: np.ndarray | None) -> float | None:

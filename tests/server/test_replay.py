@@ -113,6 +113,12 @@ def test_wrong_replays_are_noticed(server, captures):
     assert replay(capture, drafter).exact
 
 
+@pytest.mark.server("eagle3-tree")
+def test_draft_kv_stays_with_the_branch_row(server, captures):
+    """When a tree's branches are reshuffled, hidden states follow the parent, draft KV does not: the rule."""
+    assert not replay(captures("eagle3-tree"), drafter_of(captures("eagle3-tree"), tree_kv="parent")).exact
+
+
 @pytest.mark.server("eagle-chain")
 def test_the_wrong_head_is_noticed(server, captures):
     """Under EAGLE the target's head is cut to draft_vocab_size columns: without the cut, replay disagrees."""

@@ -228,7 +228,17 @@ def test_a_tree_with_other_links_does_not_agree(served):
     assert [all(r.equal) for r in replay_text(served.drafter, text, rounds, shape)] == [True, True]
     rounds[1].parents[-1] = 0
     found = replay_text(served.drafter, text, rounds, shape)
-    assert [r.same_parents for r in found] == [True, False] and not any(found[1].equal)
+    assert all(found[0].equal) and found[1].equal == [True] * 6 + [False]
+
+
+def test_trees_agree_by_path_not_by_number():
+    """The same tree with its branches numbered otherwise; then one leaf less and another more."""
+    a = ReplayedRound("a", 5, [5, 6, 7, 8], [6, 5, 8, 7], [0.1], 1, None, [0, 0, 1, 2], [0, 0, 1, 2])
+    assert a.equal == [True] * 4  # 5, 6, 5-7 and 6-8 in both
+    b = ReplayedRound("a", 5, [5, 6, 7, 8], [5, 6, 7, 7], [0.1], 1, None, [0, 0, 1, 2], [0, 0, 1, 2])
+    assert b.equal == [True, True, True, False]
+    c = ReplayedRound("a", 5, [5, 6, 7, 8], [5, 6, 7, 8], [0.1], 1, None, [0, 0, 1, 2], [0, 0, 2, 2])
+    assert c.equal == [True, True, False, True]  # 5-7 is not 6-7
 
 
 def test_disagreements_come_widest_first():
