@@ -32,6 +32,7 @@ def report(
     **options,
 ):
     command = ["report", "--drafter", drafter, "--target", target, "--out", out, *words]
+    command += ["--features", DATA / "features"]  # the golden capture is too short for intervals of its own
     command += ["-p", f"capture={capture}"] if capture else []
     return CliRunner().invoke(cli.app, [str(w) for w in command], **options)
 
@@ -70,7 +71,7 @@ def test_its_records(healthy):
     assert [f["name"] for f in figures] == ["ladder", "acceptance", "chunks"]
     for figure in figures:
         assert (out / figure["path"]).read_bytes().startswith(b"\x89PNG")
-        assert "-p capture=" in figure["command"]
+        assert "-p" in figure["command"] and "capture=" in figure["command"]
     assert (
         lines[0]["facts"]["launch"]["algorithm"] == "EAGLE3"
         and len(lines[0]["facts"]["drafter"]["sha256"]) == 64
@@ -142,7 +143,7 @@ def test_a_fall_since_the_baseline_makes_a_run_broken(healthy, tmp_path):
     shutil.copytree(healthy[0], earlier)
     found = records.read(earlier / "report.jsonl")
     for record in found:
-        if record.type == "measurement" and record.name == "accept_length.rung5":
+        if record.type == "measurement" and record.name == "accept_length.rung2":
             record.value, record.interval = record.value + 1, (record.value + 0.9, record.value + 1.1)
         if record.type == "provenance":
             record.facts["launch"]["topk"] = 4
@@ -152,7 +153,7 @@ def test_a_fall_since_the_baseline_makes_a_run_broken(healthy, tmp_path):
     assert done.stdout.splitlines()[-2] == "broken: regression-against-baseline"
     now = records.read(tmp_path / "run/report.jsonl")
     (failed,) = [r for r in now if r.type == "finding" and r.verdict == "failed"]
-    assert failed.title.startswith("1 of ") and "accept_length.rung5" in failed.evidence[1]
+    assert failed.title.startswith("1 of ") and "accept_length.rung2" in failed.evidence[1]
     assert "also changed: launch.topk: 4 then, 1 now" in failed.evidence
     page = (tmp_path / "run/report.html").read_text()
     assert "regressed" in page and html.escape(baseline.RULE) in page

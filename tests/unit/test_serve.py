@@ -41,7 +41,7 @@ def fake(tmp_path):
     """A `python` that starts a little HTTP server, with a child which ignores SIGTERM; and two models."""
     (tmp_path / "fake.py").write_text(FAKE)
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/fake.py "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {tmp_path}/fake.py "$@"\n')
     python.chmod(0o755)
     for model in ("target", "drafter"):
         (tmp_path / model).mkdir()
