@@ -80,52 +80,73 @@ def plan(worker: Any, batch: Any) -> list[int] | None:
 
 
 @contextlib.contextmanager
-def collecting(inner: Any, depths: list[int]) -> Iterator[dict[str, Any]]:
-    """While open, a forward of `inner` leaves its streams in the yielded dict and returns what it always
-    does.
+def collecting(
+    inner: Any, depths: list[int], failed: Callable[[Exception], None]
+) -> Iterator[dict[str, Any]]:
+    """While open, a forward of `inner` leaves its streams in the yielded dict and returns the usual output.
+
+    What goes wrong while more than usual is collected goes to `failed`; then the forward runs once more as
+    if we were not there, and there are no streams. It reads its inputs and writes the same cache rows, so
+    that a second run changes nothing.
     """
     streams: dict[str, Any] = {}
-    usual, original, n = list(inner.layers_to_capture), inner.forward, len(inner.layers)
+    before, n = inner.layers_to_capture, len(inner.layers)
+    usual, original = list(before), inner.forward
     wanted = sorted({d for d in depths if d < n} | set(usual))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         inner.layers_to_capture = wanted
         try:
             out = original(*args, **kwargs)
+            chunks = _chunks(out, len(wanted)) if wanted else []
+            final, aux = out if wanted else (out, None)
+            given = (final, _cut(aux, chunks, [wanted.index(d) for d in usual])) if usual else final
+            streams.update({f"depth{d}": chunks[i] for i, d in enumerate(wanted) if d in depths})
+            streams["final"] = final
+            return given
+        except Exception as error:
+            if _of_this_rank_alone(error):
+                raise  # the other ranks went on: a second run here would meet them in the wrong collective
+            streams.clear()
+            failed(error)
         finally:
-            inner.layers_to_capture = usual
-        chunks = _chunks(out, len(wanted)) if wanted else []
-        if chunks is None:  # not what we know: run it as if we were not here
-            return original(*args, **kwargs)
-        final, aux = out if wanted else (out, None)
-        streams.update({f"depth{d}": chunks[i] for i, d in enumerate(wanted) if d in depths})
-        streams["final"] = final
-        return (final, _cut(aux, chunks, [wanted.index(d) for d in usual])) if usual else final
+            inner.layers_to_capture = before
+        return original(*args, **kwargs)
 
     def after_norm(_module: Any, args: tuple, out: Any) -> None:
-        streams[f"depth{n}"] = out[1].clone() if isinstance(out, tuple) else args[0].clone()
+        try:
+            streams[f"depth{n}"] = out[1].clone() if isinstance(out, tuple) else args[0].clone()
+        except Exception as error:
+            failed(error)
 
     hook = inner.norm.register_forward_hook(after_norm) if n in depths else None
     inner.forward = forward
     try:
         yield streams
     finally:
-        del inner.forward  # the class's own comes back
-        inner.layers_to_capture = usual
+        vars(inner).pop("forward", None)  # the class's own comes back
+        inner.layers_to_capture = before
         if hook is not None:
             hook.remove()
 
 
-def _chunks(out: Any, count: int) -> list[Any] | None:
-    """The captured chunks, from a list or from one packed tensor; None when the model returned something
-    else.
-    """
-    if not isinstance(out, tuple) or len(out) != 2:
-        return None
-    aux = out[1]
-    if isinstance(aux, list):
-        return list(aux) if len(aux) == count else None
-    return list(aux.chunk(count, dim=-1)) if aux.shape[-1] == count * out[0].shape[-1] else None
+def _of_this_rank_alone(error: Exception) -> bool:
+    """Out of memory on one of several ranks. Any other error of form is the same on all of them."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) and engine.parallel("tp_size", 1) > 1
+
+
+def _chunks(out: Any, count: int) -> list[Any]:
+    """The captured chunks, from a list or from one packed tensor. ValueError for anything else."""
+    if isinstance(out, tuple) and len(out) == 2:
+        aux = out[1]
+        if isinstance(aux, list):
+            if len(aux) == count:
+                return list(aux)
+        elif aux.shape[-1] == count * out[0].shape[-1]:
+            return list(aux.chunk(count, dim=-1))
+    raise ValueError(f"the model returned something else than its output and {count} collected states")
 
 
 def _cut(aux: Any, chunks: list[Any], keep: list[int]) -> Any:
@@ -141,23 +162,29 @@ def _cut(aux: Any, chunks: list[Any], keep: list[int]) -> Any:
 
 def around(recorder: Any, original: Callable, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """AROUND hook of EAGLEWorkerV2._forward_prefill_batch."""
-    try:
-        depths = plan(worker, batch)
-        ids = batch.input_ids.clone() if depths else None  # the draft extend replaces them
-        inner: Any = inner_model(worker) if depths else None
-    except Exception as error:
-        recorder.failed("reprefill", error)
-        depths = None
-    if not depths:
-        return original(worker, batch, *args, **kwargs)
-    with collecting(inner, depths) as streams:
+
+    def failed(error: Exception) -> None:
+        with contextlib.suppress(Exception):
+            (recorder.session or recorder).failed("reprefill", error)
+
+    streams: dict[str, Any] = {}
+    ids, layers = None, 0
+    with contextlib.ExitStack() as stack:
+        try:
+            if depths := plan(worker, batch):
+                inner = inner_model(worker)
+                layers = len(inner.layers)
+                streams = stack.enter_context(collecting(inner, depths, failed))
+                ids = batch.input_ids.clone()  # the draft extend replaces them
+        except Exception as error:
+            recorder.failed("reprefill", error)
         out = original(worker, batch, *args, **kwargs)
     session = recorder.session
-    if session is not None:
+    if session is not None and streams:
         try:
-            _record(session, batch, ids, streams, len(inner.layers))
+            _record(session, batch, ids, streams, layers)
         except Exception as error:
-            session.failed("reprefill", error)
+            failed(error)
     return out
 
 

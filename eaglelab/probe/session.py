@@ -22,6 +22,8 @@ from eaglelab.probe.staging import CpuStager, DeviceStager, Staged
 Arrays = dict[str, tuple[np.ndarray, str]]
 Finish = Callable[[Arrays], tuple[dict[str, Any], Arrays]]
 
+NAMED = 1000  # dropped requests that are listed by name, besides those that had been taken
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -53,6 +55,7 @@ class Session:
         self.arm, self.stager = arm, stager
         self.admitted: set[str] = set()
         self.dropped: dict[str, str] = {}
+        self.unnamed = 0  # dropped too, a count: see `drop`
         self.seen = 0
         self.errors: dict[str, int] = {}
         self.last_error = ""
@@ -106,8 +109,14 @@ class Session:
         self._queue.put(_Item(kind, rids, staged, finish))
 
     def drop(self, rids: list[str], why: str) -> None:
+        """Mark requests. Those that were never taken are named up to a number: under all traffic there is
+        no end to them.
+        """
         for rid in rids:
-            self.dropped.setdefault(rid, why)
+            if rid in self.admitted or rid in self.dropped or len(self.dropped) < NAMED:
+                self.dropped.setdefault(rid, why)
+            else:
+                self.unnamed += 1
 
     def failed(self, stage: str, error: Exception, rids: list[str] = ()) -> None:  # type: ignore[assignment]
         """Something of ours went wrong: count it, and drop the requests whose events are now incomplete."""
@@ -140,7 +149,7 @@ class Session:
             "bytes": self._writer.bytes,
             "waiting": self._queue.qsize(),
             "requests": len(self.admitted),
-            "dropped": len(self.dropped),
+            "dropped": len(self.dropped) + self.unnamed,
             "dropped_rids": dict(self.dropped),
             "errors": dict(self.errors),
             "last_error": self.last_error,
@@ -154,7 +163,7 @@ class Session:
             except Exception as error:
                 self.failed("write", error, item.rids)
                 if isinstance(error, OSError):  # a full disk: what is on it stays whole
-                    self._ending = True
+                    self.end()
             finally:
                 self._done_bytes += item.staged.bytes
         try:

@@ -18,7 +18,7 @@ from engine_fakes import PREFIX, Engine, Mode, Request, make_worker
 from eaglelab import probe
 from eaglelab.capture import CaptureWriter, open_capture
 from eaglelab.probe import hooks as hooks_module
-from eaglelab.probe import parameters, recorder, reprefill, routes, spool, staging
+from eaglelab.probe import parameters, recorder, reprefill, routes, session, spool, staging
 from eaglelab.probe.hooks import Hooks
 from eaglelab.probe.recorder import Recorder
 from eaglelab.probe.session import Arm, Session
@@ -193,6 +193,18 @@ def test_bounds_on_requests_events_and_bytes(tmp_path):
         assert [p.text for p in capture.problems] == dropped
 
 
+def test_requests_without_end_are_not_all_named(tmp_path, monkeypatch):
+    """Under all traffic; the list goes into the status, again and again."""
+    monkeypatch.setattr(session, "NAMED", 3)
+    _, live = armed(tmp_path, all_traffic=True, max_requests=1)
+    for i in range(10):
+        live.admit(f"theirs-{i}", [1], 0)
+    live.drop(["theirs-0"], "taken, so always named")
+    assert list(live.dropped) == ["theirs-1", "theirs-2", "theirs-3", "theirs-0"]
+    assert live.status()["dropped"] == 10
+    finish(live)
+
+
 def test_after_the_end_nothing_is_taken(tmp_path):
     hooks, live = armed(tmp_path)
     engine = Engine(hooks, make_worker(), [OURS], [5])
@@ -272,7 +284,7 @@ def test_a_full_disk_ends_the_session(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CaptureWriter, "add", full)
     engine.prefill()
-    until(lambda: live.ending)
+    until(lambda: live.closed)  # the client waits for it
     engine.round([1])
     assert "No space left" in live.last_error and live.dropped[OURS].startswith("an error in the probe")
 
@@ -509,7 +521,7 @@ def test_the_drafter_is_handed_what_it_always_gets(packed, usual, depths):
         stream = stream + layer(stream)
     truth.append(stream)
     before = inner(x)
-    with reprefill.collecting(inner, depths) as streams:
+    with reprefill.collecting(inner, depths, pytest.fail) as streams:
         during = inner(x)
     after = inner(x)
     for out in (during, after):
@@ -533,9 +545,52 @@ def test_a_model_that_returns_something_else_runs_as_if_we_were_not_there():
     original = type(inner).forward
     x = torch.randn(2, 4)
     inner.forward = lambda x: (*original(inner, x), "more")
-    with reprefill.collecting(inner, [0, 1]) as streams:
+    errors = []
+    with reprefill.collecting(inner, [0, 1], errors.append) as streams:
         out = inner(x)
-    assert out[2] == "more" and len(out[1]) == 1 and "depth0" not in streams
+    assert out[2] == "more" and len(out[1]) == 1 and streams == {}
+    assert "something else" in str(errors[0])
+
+
+@pytest.mark.parametrize("fault", ["_chunks", "_cut", "the model", "the norm's hook"])
+def test_an_error_while_collecting_leaves_the_forward_as_it_was(tmp_path, monkeypatch, fault):
+    """Errors that come after the original ran, or out of it because more was asked of it."""
+    monkeypatch.setenv(spool.NONCE, "n")
+    hooks, live = armed(tmp_path)
+    worker, inner, x = make_worker(), Inner(packed=True), torch.randn(3, 4)
+    inner.layers_to_capture = usual = [1]
+    worker.target_worker.model_runner.model = inner
+    before = inner(x)
+    if fault == "the model":  # cannot collect three states
+        monkeypatch.setattr(
+            Inner, "forward", lambda self, x: before if self.layers_to_capture == [1] else boom()
+        )
+    elif fault == "the norm's hook":
+        monkeypatch.setattr(inner.norm, "forward", lambda x, norm=inner.norm.forward: (norm(x), None))
+        monkeypatch.setattr(Inner, "forward", lambda self, x: self.norm(x) and before)
+    else:
+        monkeypatch.setattr(reprefill, fault, boom)
+    during = hooks.prefill(lambda worker, batch: inner(x), worker, a_batch("n.all." + OURS))
+    for ours, theirs in zip(during, before, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert live.errors["reprefill"] >= 1 and inner.layers_to_capture is usual
+    assert "forward" not in vars(inner) and not inner.norm._forward_hooks
+    live.end()
+
+
+def test_out_of_memory_on_one_of_several_ranks_is_not_run_again(monkeypatch):
+    """The others have gone on: a second forward here would meet them in another collective."""
+    inner, calls = Inner(packed=True), []
+
+    def full(*_):
+        calls.append(1)
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(reprefill, "_chunks", full)
+    monkeypatch.setattr(reprefill.engine, "parallel", lambda n, default: 2)
+    with reprefill.collecting(inner, [0], calls.append), pytest.raises(torch.OutOfMemoryError):
+        inner(torch.randn(2, 4))
+    assert calls == [1] and inner.calls == 1 and inner.layers_to_capture == []
 
 
 def a_batch(*rids, length=3):
