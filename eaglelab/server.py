@@ -179,7 +179,9 @@ class Server:
     def counters(self, answers: list[Answer], facts: ServerFacts | None = None) -> Counters:
         """SGLang's counters, summed over `answers`; `measurements` gives them names and definitions."""
 
-        def total(name: str) -> int:
+        def total(name: str) -> int | None:
+            if answers and not any(name in a.meta_info for a in answers):
+                return None
             return sum(int(a.meta_info.get(name) or 0) for a in answers)
 
         facts = facts or self.facts()

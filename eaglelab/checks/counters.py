@@ -20,11 +20,30 @@ def reconcile(evidence: Evidence) -> Finding:
     """Rung 5 (mean of captured accept lengths) beside 1 + correct drafts / verifies of the same requests."""
     rung = evidence.ladder.rungs["5"] if evidence.ladder else None
     counted = [m for m in evidence.counters or [] if m.value is not None]
-    of_server = next((m.value for m in counted if m.name == "accept_length.server"), None)
-    if rung is None or rung.rounds is None or of_server is None:
-        return COUNTERS.skipped(rung.reason if rung and rung.reason else evidence.why_not("counters"))
+    if rung is None or rung.rounds is None:
+        return COUNTERS.skipped(rung.reason if rung and rung.reason else evidence.why_not("ladder"))
+    rids = sorted(set(rung.rounds.rids))
+    of_server = _of(evidence, rids)
+    if of_server is None:  # not told request by request
+        of_server = next((m.value for m in counted if m.name == "accept_length.server"), None)
+    if of_server is None:
+        return COUNTERS.skipped(evidence.why_not("counters"))
     captured = float(rung.rounds.accept_length)
-    lines = [f"captured: {captured:.3f} tokens per verify over {len(rung.rounds.lengths)} verifies"]
+    lines = [
+        f"captured: {captured:.3f} tokens per verify over {len(rung.rounds.lengths)} verifies of "
+        f"{len(rids)} requests; the server's counters of them: {of_server:.3f}"
+    ]
     lines += [f"{m.name} = {m.value:.3f}: {m.definition}" for m in counted]
     close = abs(captured - of_server) <= TOLERANCE * of_server
     return COUNTERS.passed(*lines) if close else COUNTERS.failed(*lines)
+
+
+def _of(evidence: Evidence, rids: list[str]) -> float | None:
+    """1 + correct drafts / verifies of these requests; None where one of them has no counters."""
+    sent = evidence.capture.sent if evidence.capture else {}
+    found = [sent.get(rid, {}).get("counters") or {} for rid in rids]
+    names = ("spec_num_correct_drafts", "spec_verify_ct")
+    if not all(name in counters for counters in found for name in names):
+        return None
+    correct, verifies = (sum(counters[name] for counters in found) for name in names)
+    return 1 + correct / verifies if verifies else None

@@ -148,6 +148,11 @@ def test_counters_with_their_definitions():
     assert "nothing accepted reads 0.17" in rows["accept_rate.old_style"].definition
     nothing = Counters(0, 0, 0, 0, 6).measurements()
     assert all(m.value is None and m.reason for m in nothing)
+    silent = [Answer("a", [1], "", {"spec_verify_ct": 4, "completion_tokens": 6})]
+    rows = {m.name: m for m in client(**{"/server_info": info}).counters(silent).measurements()}
+    for name in ("accept_length.server", "acceptance_rate.server", "accept_rate.old_style"):
+        assert rows[name].value is None and rows[name].reason.endswith("do not count correct drafts"), name
+    assert rows["accept_length.sglang"].value == 1.5
     zero = {m.name: m for m in Counters(0, 25, 5, 6, 5).measurements()}
     assert zero["accept_length.server"].value == 1.0 and zero["acceptance_rate.server"].value == 0.0
     assert zero["accept_rate.old_style"].value == 0.2, "0.20 with 5 draft tokens is zero accepted"
