@@ -1,8 +1,9 @@
 """Diagnose: gather evidence, run the checks and the ladder, rank what failed, give one verdict.
 
 `broken` if a rung or a check failed; else `inconclusive` if rung 4, rung 5 or the static diff could not be
-measured; else `healthy`. Causes rank before symptoms (a rung that fails says where acceptance is lost, a
-cause says why), and among causes the one whose undoing is predicted to bring most.
+measured (rungs that rest on less than half of our requests were not); else `healthy`. Causes rank before
+symptoms (a rung that fails says where acceptance is lost, a cause says why), and among causes the one whose
+undoing is predicted to bring most.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from eaglelab import records
 from eaglelab.checkpoint import open_checkpoint
-from eaglelab.checks import counters, feed, rungs, static, weights
+from eaglelab.checks import counters, feed, recorded, rungs, static, weights
 from eaglelab.checks.causes import CAUSES, Implicated
 from eaglelab.evidence import Evidence
 from eaglelab.gather import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 RANKS = (
     {cause.slug for cause in CAUSES},
     {static.REFUSED.fault, weights.LOADED.fault, static.UNLOADED.fault, static.DROPPED.fault},
-    {weights.SANE.fault, feed.FINITE.fault, static.FEED.fault, static.WIRING.fault},
+    {weights.SANE.fault, feed.FINITE.fault, recorded.RANKS.fault, static.FEED.fault, static.WIRING.fault},
     {feed.DEPTHS.fault, feed.WIDTH.fault},
 )
 LENGTH = "tokens per verify"
@@ -135,11 +136,11 @@ def conclude(evidence: Evidence, price: static.Price | None = None) -> Diagnosis
         weights.sane(evidence),
         *rungs.findings(evidence),
         counters.reconcile(evidence),
+        *recorded.findings(evidence),
     ]
     found.sort(key=_order)
     failed = [f for f in found if f.verdict == "failed"]
-    measured = evidence.served is not None and all(_measured(evidence, rung) for rung in ("4", "5"))
-    verdict: Verdict = "broken" if failed else "healthy" if measured else "inconclusive"
+    verdict: Verdict = "broken" if failed else "healthy" if _measured(evidence, found) else "inconclusive"
     return Diagnosis(verdict, failed[0].fault if failed else None, found, measurements(evidence), evidence)
 
 
@@ -152,12 +153,13 @@ def measurements(evidence: Evidence) -> list[Measurement]:
     widths = evidence.capture.widths if evidence.capture else {}
     for site, words in feed.SITES.items():
         words = f"last dimension of spec_info.hidden_states at the {words}"
+        why = "no such event was captured" if evidence.capture else evidence.why_not("capture")
         if site in widths:
             found.append(
                 Measurement(name=f"width.{site}", value=widths[site], unit="numbers", definition=words)
             )
         else:
-            found.append(_absent(f"width.{site}", "numbers", words, evidence.why_not("capture")))
+            found.append(_absent(f"width.{site}", "numbers", words, why))
     if evidence.ladder:
         found += evidence.ladder.measurements()
         if evidence.ladder.replay:
@@ -183,8 +185,11 @@ def _order(finding: Finding) -> tuple[int, int, float]:
     return outcome, rank, -(finding.predicted_accept_length or 0.0)
 
 
-def _measured(evidence: Evidence, rung: str) -> bool:
-    return evidence.ladder is not None and evidence.ladder.rungs[rung].rounds is not None
+def _measured(evidence: Evidence, found: list[Finding]) -> bool:
+    """Whether there is enough to call it healthy: the diff; rungs 4 and 5 compared, on most requests."""
+    compared = any(f.fault == rungs.DROPS["runtime"].fault and f.verdict == "passed" for f in found)
+    capture = evidence.capture
+    return evidence.served is not None and compared and capture is not None and recorded.enough(capture)
 
 
 def _open_features(path: str | Path | None) -> StoredFeatures | None:

@@ -32,6 +32,7 @@ FINITE = Check(
     "look at the target's dtype and attention backend: an overflow, or rows that were never written",
     rung=3,
 )
+LISTED = 20
 
 
 def widths(evidence: Evidence) -> Finding:
@@ -42,8 +43,10 @@ def widths(evidence: Evidence) -> Finding:
     trained, own = evidence.trained[0].width, evidence.checkpoint.hidden_size
     wanted = {"prefill_extend": trained, "draft": own, "decode_extend": trained}
     lines = [f"{words}: {seen[s]:,} wide; trained: {wanted[s]:,}" for s, words in SITES.items() if s in seen]
-    right = all(width == wanted[site] for site, width in seen.items())
-    return WIDTH.passed(*lines) if right else WIDTH.failed(*lines)
+    if not all(width == wanted[site] for site, width in seen.items()):
+        return WIDTH.failed(*lines)
+    unseen = [f"{words}: no such event was captured" for site, words in SITES.items() if site not in seen]
+    return WIDTH.skipped(*lines, *unseen) if unseen else WIDTH.passed(*lines)
 
 
 def depths(evidence: Evidence) -> Finding:
@@ -61,10 +64,14 @@ def depths(evidence: Evidence) -> Finding:
 
 
 def finite(evidence: Evidence) -> Finding:
-    """No NaN and no infinity in what the drafter is fed."""
+    """No NaN and no infinity in what the drafter is fed, nor in anything else that was captured."""
     if evidence.stats is None:
         return FINITE.skipped(evidence.why_not("stats"))
-    chunks = [evidence.stats.chunk(i) for i in range(evidence.stats.chunks)]
-    bad = sum(chunk.nan + chunk.inf for chunk in chunks)
+    problems = evidence.capture.problems if evidence.capture else []
+    bad = [f"{p.where}: {p.text}" for p in problems if p.severity == "finding"]
     lines = evidence.stats.summary().splitlines()
-    return FINITE.failed(f"{bad:,} numbers are not finite", *lines) if bad else FINITE.passed(*lines)
+    return (
+        FINITE.failed(f"{len(bad)} tensors are not finite", *bad[:LISTED], *lines)
+        if bad
+        else FINITE.passed(*lines)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eaglelab.checks import Check
 from eaglelab.evidence import Evidence
+from eaglelab.ladder import MEANING
 from eaglelab.records import Finding
 from eaglelab.replay import Replay
 
@@ -57,7 +58,8 @@ def _drop(check: Check, meaning: str, evidence: Evidence) -> Finding:
         return check.skipped(evidence.why_not("ladder"))
     drop = ladder.drops.get(meaning)
     if drop is None or drop.interval is None:
-        reasons = {rung.reason: name for name, rung in ladder.rungs.items() if rung.reason}
+        between = next(names for names, words in MEANING.items() if words == meaning)
+        reasons = {ladder.rungs[name].reason: name for name in between if ladder.rungs[name].reason}
         lines = [f"rung {name}: {reason}" for reason, name in reasons.items()]
         return check.skipped(*(lines or ["too few rounds for an interval: send more prompts"]))
     line = (
@@ -84,4 +86,7 @@ def _runtime(replay: Replay, drop: Finding) -> Finding:
         )
     if not equal and replay.guessed:
         lines.append(f"replay can only guess what the server holds in {', '.join(replay.guessed)}")
-    return check.passed(*lines) if equal and drop.verdict != "failed" else check.failed(*lines)
+    if not equal or drop.verdict == "failed":
+        return check.failed(*lines)
+    # equal token by token needs no interval; near-ties do
+    return check.passed(*lines) if replay.exact or drop.verdict == "passed" else check.skipped(*lines)
