@@ -57,10 +57,11 @@ def record(
     from eaglelab.prompts import load_prompts
     from eaglelab.serve import data_dir
     from eaglelab.server import Server
+    from eaglelab.stored import to_send
 
     attached = Server(server, os.environ.get("EAGLELAB_API_KEY")) if isinstance(server, str) else server
     asked = load_prompts(Path(prompts) if prompts else data_dir() / "prompts.jsonl")
-    texts = [sample.token_ids.tolist() for sample in stored.samples] if stored else []
+    texts = to_send(stored) if stored else []
     return capture_server(
         attached,
         asked[: max_requests or None],

@@ -11,7 +11,7 @@ from capture_maker import edit_event, make_capture
 
 from eaglelab import diagnose
 from eaglelab.capture import open_capture
-from eaglelab.checks import counters, feed, recorded, rungs
+from eaglelab.checks import counters, feed, recorded, rungs, weights
 from eaglelab.paired import Drop
 
 DATA = Path(__file__).parents[2] / "data"
@@ -206,3 +206,25 @@ def test_a_skipped_drop_gives_its_own_rungs_reasons(golden):
     without = {**golden.ladder.rungs, "4": replace(golden.ladder.rungs["4"], rounds=None, reason="why")}
     ladder = replace(golden.ladder, rungs=without, drops={}, replay=None)
     assert rungs.findings(replace(golden, ladder=ladder))[2].evidence == ["rung 4: why"]
+
+
+def test_parameters_that_could_not_be_compared_are_not_loaded(golden):
+    rank, matches = next(iter(golden.live.items()))
+    assert weights.loaded(golden).verdict == "passed"
+    unknown = replace(matches[0], equal=None, why="under quantisation: not modelled")
+    found = weights.loaded(replace(golden, live={rank: [unknown, *matches[1:]]}))
+    assert found.verdict == "skipped" and found.evidence[1].endswith("under quantisation: not modelled")
+    assert found.evidence[0].startswith(f"{len(matches) - 1} of {len(matches)} live parameters")
+
+
+def test_large_tensors_are_sampled_not_passed_over(golden, monkeypatch):
+    whole = weights.sane(golden)
+    assert whole.verdict == "passed" and "sample" not in whole.evidence[0]
+    monkeypatch.setattr(weights, "LARGEST", 1000)
+    assert "a sample of rows" in weights.sane(golden).evidence[0]
+    fc = golden.checkpoint.tensors["fc.weight"]
+    zeros = weights.hold("fc.weight", fc, np.zeros(fc.shape, fc.array().dtype))
+    zeros = replace(zeros, offsets=fc.offsets)
+    checkpoint = replace(golden.checkpoint, tensors={**golden.checkpoint.tensors, "fc.weight": zeros})
+    found = weights.sane(replace(golden, checkpoint=checkpoint))
+    assert found.verdict == "failed" and "fc.weight (fc.weight): all zeros" in found.evidence

@@ -3,12 +3,15 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from eaglelab import diagnose
 from eaglelab.checks import weights
 from eaglelab.errors import BadInput
+from eaglelab.gather import record
 from eaglelab.records import Finding, Measurement, Summary, read, write
 
 DATA = Path(__file__).parents[2] / "data"
@@ -82,6 +85,16 @@ def test_a_parameter_that_is_not_the_files_is_a_failure(golden):
     finding = weights.loaded(evidence)
     assert finding.verdict == "failed" and f"{matches[0].param} on {rank}: differs" in finding.evidence
     assert diagnose.conclude(evidence).fault == "weights-not-loaded"
+
+
+def test_a_trainers_whole_data_set_is_not_sent_to_the_server(monkeypatch, tmp_path):
+    """Enough of its texts for rung 3, which walks them in order."""
+    sent = {}
+    monkeypatch.setattr("eaglelab.collect.capture_server", lambda *a, **more: sent.update(more))
+    stored = SimpleNamespace(samples=[SimpleNamespace(token_ids=np.full(5000, i)) for i in range(1000)])
+    record("http://127.0.0.1:1", tmp_path, None, stored, max_new_tokens=1, max_requests=1, all_ranks=False,
+           with_target=False)  # fmt: skip
+    assert [(text[0], len(text)) for text in sent["texts"]] == [(0, 5000), (1, 5000)]
 
 
 def test_nothing_checked_is_not_healthy():
