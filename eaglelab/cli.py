@@ -258,6 +258,35 @@ def convert(
 
 
 @command(
+    "eaglelab faults",
+    "eaglelab faults eagle-flag-on-eagle3-drafter",
+)
+def faults(slug: o.Slug = "", as_json: o.Json = False) -> Result:
+    """List what goes wrong between trainer and server, and what finds it; or explain one fault."""
+    from eaglelab import manual
+
+    return Result(*manual.faults(slug))
+
+
+@command(
+    'eaglelab explain "accept len: 1.05, accept rate: 0.21" --steps 5',
+    'eaglelab explain "accept rate: 0.20" --draft-tokens 5',
+    'eaglelab explain "$(tail -1 server.log)" --steps 3 --topk 4 --draft-tokens 16 --json',
+)
+def explain(
+    text: o.Pasted,
+    steps: o.Steps = 0,
+    draft_tokens: o.DraftTokens = 0,
+    topk: o.DraftTopk = 1,
+    as_json: o.Json = False,
+) -> Result:
+    """Say in plain words what a pasted log line, metric or response tells of acceptance (SGLang, vLLM)."""
+    from eaglelab import manual
+
+    return Result(*manual.explained(text, steps or None, draft_tokens or None, topk))
+
+
+@command(
     "eaglelab report --server http://127.0.0.1:30000 --drafter DRAFTER --features FEATURES --out runs/2",
     "eaglelab report --server http://127.0.0.1:30000 --drafter DRAFTER --baseline runs/1",
     "eaglelab report --drafter DRAFTER -p capture=runs/1/capture -p max_new_tokens=64",

@@ -50,3 +50,10 @@ Version = Annotated[bool, _switch("Print the version.", "--version")]
 Path_ = Annotated[Path, typer.Argument(metavar="PATH", help="A drafter, a capture or stored features.")]
 Source = Annotated[Path, typer.Argument(metavar="SRC", help="The drafter's folder.")]
 Destination = Annotated[Path, typer.Argument(metavar="DST", help="A new folder.")]
+Slug = Annotated[str, typer.Argument(metavar="[SLUG]", help="Explain this one.")]
+Pasted = Annotated[str, typer.Argument(metavar="TEXT", help="A line of a log, metrics, or a response.")]
+Steps = Annotated[int, _value("S", "--speculative-num-steps; vLLM's num_speculative_tokens.", min=0)]
+DraftTokens = Annotated[int, _value("N", "--speculative-num-draft-tokens (a chain's: S + 1).", min=0)]
+DraftTopk = Annotated[
+    int, _value("K", "--speculative-eagle-topk of the server; 1: a chain.", "--topk", min=1)
+]

@@ -1,0 +1,90 @@
+"""Faults of positions: rope, windows, lengths, offsets."""
+
+from eaglelab.catalogue import Fault
+
+SAME = "where trainer and server read the same wrong config nothing differs:"
+
+FAULTS = (
+    Fault(
+        "rope-theta",
+        49,
+        "the drafter is served with another rope theta than it was trained with",
+        "the key is missing, or spelled as transformers 5 does (rope_parameters) and not read: 1e4 is taken",
+        ("config", "replay"),
+        "write rope_theta and rope_parameters",
+        4,
+        ("diff:rope", "check:wiring-mismatch"),
+        f"{SAME} rung 2 falls with the position, and replay with other thetas would tell",
+        symptom="3.556 against 3.612; 2.387 at 1e6 against 2.497 at 1e4",
+        threads="SpecForge#265 SpecForge#742 Automodel#2920 speculators#555 speculators#574 speculators#649 "
+        "sfllm#32",
+        source="SpecForge commit 1712b656",
+    ),
+    Fault(
+        "rope-scaling",
+        50,
+        "rope scaling (YaRN, llama3) is on in training or in serving only",
+        "a null falls back to another type, buffers are lost, or an exporter adds yarn",
+        ("config", "replay"),
+        "the same rope on both sides",
+        4,
+        ("diff:rope", "check:wiring-mismatch"),
+        f"{SAME} rung 2 falls with the position",
+        symptom="worse with length",
+        threads="TorchSpec#54 SpecForge#219 SpecForge#703 Automodel#2399 Automodel#3267 Automodel#2859 "
+        "Model-Optimizer#1238",
+    ),
+    Fault(
+        "mrope-or-partial-rotary",
+        53,
+        "multimodal or partial rotary parameters reach one side only",
+        "mrope parameters are kept while positions have one dimension",
+        ("config",),
+        "remove them, or an engine that knows them",
+        4,
+        ("diff:rope",),
+        threads="speculators#598 speculators#733 sglang#19730",
+        inferred="no report of plain partial rotary was found",
+    ),
+    Fault(
+        "draft-context-too-short",
+        54,
+        "texts are longer than the drafter was trained or configured for",
+        "max_position_embeddings of 2048, or short training; a table of cosines read out of bounds",
+        ("config", "capture"),
+        "longer training, or a window for the drafter",
+        2,
+        ("diff:max_positions",),
+        "a drafter trained short is not told from a bad one yet: acceptance by position against "
+        "max_position_embeddings would show it",
+        symptom="2.295 at 2k -> 1.090 at 16k",
+        threads="vllm#48894 vllm#23072 vllm#21986 sglang#6783 sglang#3574 EAGLE#311 speculators#684",
+    ),
+    Fault(
+        "sliding-window-ignored",
+        55,
+        "the drafter's sliding window is not served",
+        "the engine does not read it from the drafter's config; SGLang's MLA drafter ignores the flag too",
+        ("config", "launch"),
+        "--speculative-draft-window-size",
+        4,
+        ("diff:window",),
+        symptom="1.336 -> 1.881 on LongBench once read",
+        threads="vllm#47568 vllm#53827 sglang#24664 vllm-ascend#10023 TensorRT-LLM#14200",
+        source="sglang 0.5.23 models/kimi_k25_eagle3.py",
+    ),
+    Fault(
+        "position-offset",
+        56,
+        "draft steps stand at other positions than in training",
+        "ids of test-time training are off. The same shift of all positions does no harm under rope "
+        "(speculators starts at 1)",
+        ("replay",),
+        "correct the ids in training",
+        2,
+        ("diff:step_offset", "diff:position_start"),
+        "an offset inside the trainer's code shows in no file: rung 2 is low from the second draft on",
+        threads="SpecForge#424",
+        source="SpecForge commit bcb2ec2a",
+    ),
+)
