@@ -134,7 +134,8 @@ def _said(capture: Capture) -> None:
     """What the probe says of itself that a reader must know: ranks unseen, errors, re-prefills lost."""
     from eaglelab.capture import Problem
 
-    meta, found = capture.meta, []
+    meta = capture.meta
+    found = [("server", f"rungs 3 to 5 cannot be measured: {why}") for why in meta.get("limits", [])]
     if meta.get("missing_ranks"):
         found.append(
             ("ranks", f"{meta['missing_ranks']} ranks were not seen; their node keeps its own folder")

@@ -262,7 +262,7 @@ class _Scene:
         try:
             drafter = Drafter(self.form, self.served[1], self.target, self.device, self.dtype)
             self.ladder.replay = replay(self.capture, drafter)
-            rung.rounds = self.walk(drafter, texts(self.capture)[0])
+            self.walk(rung, drafter, texts(self.capture)[0])
         except BadInput as error:
             rung.reason = f"the served wiring does not fit what was captured: {error}"
 
@@ -282,10 +282,15 @@ class _Scene:
                 why = f"at depths {list(self.feed.depths)} ({next(iter(missing.values()))})"
                 rung.reason = f"{widths}, and there is no re-prefill {why}: capture with re-prefill"
                 return
-        rung.rounds = self.walk(self.drafter, found)
+        self.walk(rung, self.drafter, found)
 
-    def walk(self, drafter: Drafter, found: list[Text]) -> Rounds:
-        return Rounds.join([simulate(drafter, text, self.speculation) for text in found], self.steps)
+    def walk(self, rung: Rung, drafter: Drafter, found: list[Text]) -> None:
+        """Measure a rung along the captured generations."""
+        rounds = Rounds.join([simulate(drafter, text, self.speculation) for text in found], self.steps)
+        if len(rounds.lengths):
+            rung.rounds = rounds
+        else:
+            rung.reason = "every generation ends before its first round does: ask for more new tokens"
 
 
 def _not_replayable(launch: Launch) -> str | None:

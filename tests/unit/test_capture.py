@@ -118,6 +118,15 @@ def test_non_finite_values_are_evidence(tmp_path):
         assert problem.where == "prefill_extend, rank dp0.tp0, seq 1"
 
 
+def test_why_a_server_cannot_be_replayed_is_said(tmp_path):
+    make_capture(tmp_path)
+    meta = json.loads((tmp_path / "capture.json").read_text())
+    (tmp_path / "capture.json").write_text(json.dumps({**meta, "limits": ["rejection sampling: drawn"]}))
+    (problem,) = open_capture(tmp_path).problems
+    assert (problem.severity, problem.where) == ("warning", "server")
+    assert problem.text == "rungs 3 to 5 cannot be measured: rejection sampling: drawn"
+
+
 def test_dropped_requests_are_partial(tmp_path):
     make_capture(tmp_path, [(5, [2, 3], 99), (4, [1], 99)])
     lines = (tmp_path / "events.jsonl").read_text().splitlines()

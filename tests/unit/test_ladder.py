@@ -14,7 +14,7 @@ from eaglelab import ladder as module
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
 from eaglelab.ladder import climb
-from eaglelab.simulate import Speculation
+from eaglelab.simulate import Rounds, Speculation
 from eaglelab.stored import StoredText, Truth, measure_stored, stored_texts, usable_starts
 from eaglelab.traces import Trace
 from eaglelab.wiring import Feed
@@ -273,6 +273,18 @@ def test_an_answer_of_one_token_has_no_rounds(generated):
     found = generated.climb()
     assert set(found.rungs["5"].rounds.rids) == set(found.rungs["4"].rounds.rids) == {"a"}
     assert found.replay.exact and found.skipped == {}
+
+
+def test_a_rung_without_a_round_gives_a_reason_not_a_number(generated, monkeypatch):
+    """Answers so short that each ends before it is known what a round would have brought."""
+    none = np.zeros(0, dtype=np.int64)
+    monkeypatch.setattr(module, "simulate", lambda *_: Rounds([], none, none, DRAFTS, censored=1))
+    found = generated.climb()
+    assert found.rungs["3"].rounds is found.rungs["4"].rounds is None and found.drops == {}
+    rows = {m.name: m for m in found.measurements()}
+    assert rows["accept_length.rung4"].value is None
+    assert "more new tokens" in rows["accept_length.rung4"].reason
+    assert rows["accept_length.rung5"].value > 1
 
 
 def test_a_wrong_wiring_shows_between_rungs_3_and_4(generated):
