@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from eaglelab.dialects import Dialect, Settings, field, recognise
+from eaglelab.dialects import Dialect, Settings, ask_about_ids, field, recognise
 from eaglelab.errors import BadInput
 from eaglelab.launch import Target
 from eaglelab.layer_ids import default_depths
+from eaglelab.shapes import check_shapes
 from eaglelab.tensorfile import TensorInfo, read_folder, read_json
+from eaglelab.vocabulary import as_offsets
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]
     unknown: tuple[str, ...]
     file_names: tuple[str, ...]  # every tensor, in the order an engine's loader meets them
+    rivals: tuple[Dialect, ...] = ()  # others that could have written this very file
+    map_form: Literal["none", "offset", "absolute"] = "none"  # what d2t holds in the file; here: offsets
 
     @property
     def dialect(self) -> str:
@@ -61,9 +65,16 @@ class Checkpoint:
     @property
     def feature_count(self) -> int:
         """k: how many of the target's hidden states stand side by side in a row that `fc` takes."""
+        if not self.takes_features:
+            return 1
         if "fc.weight" in self.tensors:
             return self.tensors["fc.weight"].shape[1] // self.target_hidden_size
         return len(self.aux_layer_ids or (0, 0, 0))
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether it was trained on several hidden states; a saved `fc` outranks a flag that denies it."""
+        return self.settings.uses_features or "fc.weight" in self.tensors
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -71,11 +82,39 @@ class Checkpoint:
         return self.depths_in(None)
 
     def depths_in(self, target: Target | None) -> tuple[int, ...]:
-        """The same for a known target: its architecture can change what ids mean, its layers the default."""
-        if self.aux_layer_ids:
-            architecture, layers = (target.architecture, target.num_layers) if target else (None, None)
-            return self.spelling.to_depth(self.aux_layer_ids, architecture, layers)
-        return default_depths(target.architecture, target.num_layers) if target else ()
+        """The same for a known target: its architecture can change what ids mean, its layers the default.
+
+        BadInput asks which tool wrote the file where the same ids mean other depths to another one.
+        """
+        architecture, layers = (target.architecture, target.num_layers) if target else (None, None)
+        ids = self.aux_layer_ids
+        if not ids:
+            if target is None:
+                return ()
+            default = default_depths(target.architecture, target.num_layers)
+            return default if self.dialect == "sglang" else default_depths(None, target.num_layers)
+        if (
+            "fc.weight" in self.tensors
+            and len(ids) == self.feature_count + 1
+            and self.dialect == "speculators"
+        ):
+            ids = ids[:-1]  # its last layer, stored for the teacher alone, is listed too (speculators#1065)
+        readings = {d.name: d.to_depth(ids, architecture, layers) for d in (self.spelling, *self.rivals)}
+        depths = readings[self.dialect]
+        possible = {n: r for n, r in readings.items() if layers is None or max(r) <= layers}
+        if any(reading != depths for reading in possible.values()):
+            where = str(self.path / "config.json")
+            raise ask_about_ids(where, ids, {self.dialect: depths} | possible, architecture)
+        return depths
+
+    def check_attention(self) -> None:
+        """BadInput for a drafter with multi-head latent attention, which is read but not modelled yet."""
+        if self.settings.latent:
+            raise BadInput(
+                f"{self.path}/config.json: {self.config.get('architectures')}: its attention is multi-head "
+                "latent attention (MLA): tensors, widths and layer ids are read, but replay and what an "
+                "engine does with it are not supported yet"
+            )
 
     def load(self, name: str, dtype: object = None):
         """One tensor as torch, read now; cast to `dtype` if given.
@@ -98,7 +137,7 @@ class Checkpoint:
         """
         config = _merged(self.config, changes)
         settings = self.spelling.read(config, str(self.path / "config.json"))
-        _check_shapes(self.path, settings, self.tensors)
+        check_shapes(self.path, settings, self.tensors)
         return replace(self, config=config, settings=settings)
 
     def check_target(self, target: Target) -> None:
@@ -143,8 +182,8 @@ def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return out
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a drafter's folder.
+def open_checkpoint(path: str | Path, dialect: str | None = None) -> Checkpoint:
+    """Open a drafter's folder. `dialect` says which tool wrote it where the file alone does not tell.
 
     BadInput names file and field when it is damaged, incomplete or of no known dialect.
     """
@@ -154,13 +193,15 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             f"{path}: not a folder; give the folder with the drafter's config.json and safetensors"
         )
     config = read_json(path / "config.json")
-    return assemble(path, config, read_folder(path))
+    return assemble(path, config, read_folder(path), dialect)
 
 
-def assemble(path: Path, config: dict[str, Any], by_file_name: dict[str, TensorInfo]) -> Checkpoint:
+def assemble(
+    path: Path, config: dict[str, Any], by_file_name: dict[str, TensorInfo], asked: str | None = None
+) -> Checkpoint:
     """A checkpoint from its config and its tensors by the names in the file."""
     where = str(path / "config.json")
-    dialect = recognise(config, by_file_name, where)
+    dialect, rivals = recognise(config, by_file_name, where, asked)
     tensors: dict[str, TensorInfo] = {}
     unknown = []
     for name, info in by_file_name.items():
@@ -174,40 +215,13 @@ def assemble(path: Path, config: dict[str, Any], by_file_name: dict[str, TensorI
         else:
             tensors[canonical] = info
     settings = dialect.read(config, where)
-    _check_shapes(path, settings, tensors)
-    return Checkpoint(path, dialect, config, settings, tensors, tuple(unknown), tuple(by_file_name))
-
-
-def _check_shapes(path: Path, s: Settings, tensors: dict[str, TensorInfo]) -> None:
-    """The config's sizes against the tensors: a wrong field is named here, not by an engine's stack trace."""
-    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    sizes: list[tuple[str, int, int, str]] = [
-        ("fc.weight", 0, s.hidden_size, "hidden_size"),
-        ("norm.weight", 0, s.hidden_size, "hidden_size"),
-        ("embed_tokens.weight", 0, s.vocab_size, "vocab_size"),
-        ("lm_head.weight", 1, s.hidden_size, "hidden_size"),
-        ("d2t", 0, s.draft_vocab_size, "draft_vocab_size"),
-        ("t2d", 0, s.vocab_size, "vocab_size"),
-        ("layers.0.self_attn.q_proj.weight", 0, q, "num_attention_heads x head_dim"),
-        ("layers.0.self_attn.k_proj.weight", 0, kv, "num_key_value_heads x head_dim"),
-        ("layers.0.self_attn.q_proj.weight", 1, 2 * s.hidden_size, "2 x hidden_size"),
-        ("layers.0.mlp.gate_proj.weight", 0, s.intermediate_size, "intermediate_size"),
-    ]
-    if not s.tied:
-        sizes.append(("lm_head.weight", 0, s.draft_vocab_size, "draft_vocab_size"))
-    for name, dimension, expected, fields in sizes:
-        if name in tensors and (
-            len(tensors[name].shape) <= dimension or tensors[name].shape[dimension] != expected
-        ):
-            raise BadInput(
-                f"{path}/config.json: field {fields!r} gives {expected:,}, but tensor "
-                f"{tensors[name].name_in_file!r} has shape {list(tensors[name].shape)}; correct the config"
-            )
-    if (fc := tensors.get("fc.weight")) and (len(fc.shape) != 2 or fc.shape[1] % (s.target_hidden_size or 1)):
-        raise BadInput(
-            f"{path}: fc.weight has shape {list(fc.shape)}: its input is no multiple of the target's hidden "
-            f"size {s.target_hidden_size:,} (field 'target_hidden_size', else 'hidden_size')"
-        )
+    check_shapes(path, settings, tensors)
+    form: Literal["none", "offset", "absolute"] = "none"
+    if "d2t" in tensors:
+        tensors["d2t"], absolute = as_offsets(tensors["d2t"], tensors.get("t2d"), settings.vocab_size)
+        form = "absolute" if absolute else "offset"
+    file_names = tuple(by_file_name)
+    return Checkpoint(path, dialect, config, settings, tensors, tuple(unknown), file_names, rivals, form)
 
 
 TARGET_NAMES = {

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglelab.checkpoint import Checkpoint
+from eaglelab.dialects import SIGNATURE
 from eaglelab.errors import BadInput
 from eaglelab.launch import Target
 
@@ -15,17 +16,45 @@ def sglang_config(source: Checkpoint, names: set[str], ids: tuple[int, ...]) -> 
 
     `names`: the canonical tensors that go along; `ids`: as SGLang counts.
     """
+    config = {SIGNATURE: "sglang", **_flat(source, "LlamaForCausalLMEagle3", names, ids)}
+    if any(n.endswith("o_proj.bias") for n in names):
+        config["attention_bias"] = True
+    if "fc.bias" in names:
+        config["bias"] = True
+    return config
+
+
+def vllm_config(source: Checkpoint, names: set[str], ids: tuple[int, ...]) -> dict[str, Any]:
+    """For vLLM's Eagle3LlamaForCausalLM, which reads the ids at the top level first.
+
+    Source: vllm models/llama_eagle3.py, v1/worker/gpu_model_runner.py
+    (_get_eagle3_aux_layers_from_config).
+    """
+    s = source.settings
+    if "fc.bias" in names:
+        raise BadInput(f"{source.path}: tensor 'fc.bias': vLLM has no such parameter")
+    config = {SIGNATURE: "vllm", **_flat(source, "Eagle3LlamaForCausalLM", names, ids)}
+    config["eagle_aux_hidden_state_layer_ids"] = list(ids)
+    config["norm_before_residual"] = s.norm_before_residual
+    config["attention_bias"] = any(n.endswith("_proj.bias") for n in names)
+    if s.window:
+        config |= {"sliding_window": s.window, "layer_types": ["sliding_attention"] * s.layers}
+    return config
+
+
+def _flat(source: Checkpoint, architecture: str, names: set[str], ids: tuple[int, ...]) -> dict[str, Any]:
+    """What SGLang and vLLM read alike."""
     s, rope = source.settings, _rope(source)
-    config: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+    config: dict[str, Any] = {"architectures": [architecture], "model_type": "llama"}
     config |= {"torch_dtype": s.dtype, "tie_word_embeddings": False, **_transformer(source)}
     config |= {"draft_vocab_size": s.draft_vocab_size, "rope_theta": rope["rope_theta"]}
+    if s.target_hidden_size != s.hidden_size:
+        config["target_hidden_size"] = s.target_hidden_size
     if s.rope.scaling:  # older transformers read rope_scaling, newer ones rope_parameters
         config |= {
             "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"},
             "rope_parameters": rope,
         }
-    if any(n.endswith("o_proj.bias") for n in names):
-        config["attention_bias"] = True
     config["eagle_config"] = {
         "use_aux_hidden_state": True,
         "eagle_aux_hidden_state_layer_ids": list(ids),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from eaglelab.checkpoint import Checkpoint, TargetModel
-from eaglelab.configs import sglang_config, speculators_config
+from eaglelab.configs import sglang_config, speculators_config, vllm_config
 from eaglelab.dialects import Settings
 from eaglelab.errors import BadInput
 from eaglelab.inert import equal_numbers
@@ -47,6 +47,11 @@ class Conversion:
 
     def decide(self) -> Plan:
         facts = self.target.facts if self.target else self._verifier()
+        if not self.source.takes_features:
+            raise BadInput(
+                f"{self.where}: field 'use_aux_hidden_state' is false: a drafter of the target's last hidden "
+                "state; not convertible"
+            )
         depths = self.source.depths_in(facts)
         if not depths:
             raise BadInput(
@@ -54,11 +59,16 @@ class Conversion:
             )
         self._head()
         self._map()
-        if self.to == "sglang":
+        if self.to != "speculators":
             depths = self._ascending(depths)
+        if self.to == "sglang":
             ids = self._ids(depths, facts)
             self._leave_out_what_sglang_ignores()
             config = sglang_config(self.source, set(self.tensors), ids)
+        elif self.to == "vllm":
+            ids = depths
+            self._leave_out_what_vllm_ignores()
+            config = vllm_config(self.source, set(self.tensors), ids)
         else:
             ids = depths
             self._embedding()
@@ -97,7 +107,7 @@ class Conversion:
         return Target(names[0], s.target_hidden_size, beyond, s.vocab_size) if s.ids else None
 
     def _name(self, canonical: str) -> str:
-        """SGLang and speculators share names but for the first layer, and for the norm of later layers."""
+        """The forms share names but for SGLang's first layer, and for the norm of its later layers."""
         first, later = "layers.0.", "layers."
         if self.to == "sglang":
             if canonical.startswith(first):
@@ -132,6 +142,10 @@ class Conversion:
 
     def _map(self) -> None:
         """d2t and t2d say the same; a missing t2d follows from d2t."""
+        if self.source.map_form == "absolute":
+            self.warnings.append(
+                "d2t holds target ids in the file: offsets were written, which engines expect"
+            )
         d2t = self.source.d2t
         if d2t is None:
             if self.settings.draft_vocab_size != self.settings.vocab_size:
@@ -152,11 +166,12 @@ class Conversion:
             self.warnings.append("t2d and d2t disagree; engines follow d2t")
 
     def _ascending(self, depths: tuple[int, ...]) -> tuple[int, ...]:
-        """SGLang hands over depths ascending: put the chunks that `fc` reads in that order too."""
+        """Engines hand over depths ascending: put the chunks that `fc` reads in that order too."""
+        engine = "SGLang" if self.to == "sglang" else "vLLM"
         order = sorted(range(len(depths)), key=lambda i: depths[i])
         if len(set(depths)) != len(depths):
             raise BadInput(
-                f"{self.where}: depths {list(depths)} repeat; SGLang hands over each once: not convertible"
+                f"{self.where}: depths {list(depths)} repeat; {engine} hands over each once: not convertible"
             )
         if order == list(range(len(depths))):
             return depths
@@ -172,7 +187,7 @@ class Conversion:
             f"fc_norm.{new}.weight": n for new, i in enumerate(order) if (n := norms[i]) is not None
         }
         self.warnings.append(
-            f"SGLang hands over depths ascending: the columns of fc were reordered from {list(depths)}"
+            f"{engine} hands over depths ascending: the columns of fc were reordered from {list(depths)}"
         )
         return tuple(depths[i] for i in order)
 
@@ -199,6 +214,8 @@ class Conversion:
             ):
                 warn(f"{name}: SGLang's drafter has no such parameter; left out, acceptance may suffer")
                 del self.tensors[name]
+        if s.target_hidden_size != s.hidden_size:
+            return  # another width: SGLang keeps the drafter's own embedding
         embedding = self.tensors.pop("embed_tokens.weight", None)
         if embedding is None:
             return
@@ -211,6 +228,21 @@ class Conversion:
         theirs = self.target.tensors.get("embed_tokens.weight") if self.target else None
         if theirs is not None and not equal_numbers(embedding, theirs):
             warn("embed_tokens.weight is not the target's: SGLang puts the target's in its place")
+
+    def _leave_out_what_vllm_ignores(self) -> None:
+        """vllm models/llama_eagle3.py: biases come with attention_bias, all four of a layer, or none."""
+        s, warn = self.settings, self.warnings.append
+        if s.window:
+            warn(f"sliding window of {s.window}: vLLM before #47568 does not read it")
+        if "embed_tokens.weight" not in self.tensors and s.target_hidden_size != s.hidden_size:
+            warn("embed_tokens.weight is missing, and the target's has another width: vLLM cannot share it")
+        for name in sorted(self.tensors):
+            if name.endswith(("q_norm.weight", "k_norm.weight")) or ".mlp." in name and name.endswith("bias"):
+                warn(f"{name}: vLLM's Llama drafter has no such parameter; left out, acceptance may suffer")
+                del self.tensors[name]
+        biases = [n for n in self.tensors if n.endswith("_proj.bias")]
+        if biases and len(biases) != 4 * s.layers:
+            warn("attention_bias: vLLM makes q, k, v and o biases; those not in the file stay uninitialised")
 
     def _embedding(self) -> None:
         if "embed_tokens.weight" not in self.tensors:

@@ -1,4 +1,4 @@
-"""Convert a drafter between the speculators and the SGLang dialect: names, layer ids, config; back as well.
+"""Convert a drafter of any dialect to the form of SGLang, speculators or vLLM: names, layer ids, config.
 
 `plan` decides everything without writing and lists what the destination cannot express; `view` is that plan
 as a checkpoint, so that `served` can say what an engine would do with it; `convert` writes it, whole or not
@@ -19,26 +19,29 @@ from eaglelab.conversion import Conversion, Plan
 from eaglelab.errors import BadInput
 from eaglelab.tensorfile import write_safetensors
 
+FORMS = ("sglang", "speculators", "vllm")
+
 
 def plan(checkpoint: Checkpoint, to: str, target: TargetModel | None = None) -> Plan:
     """Decide a conversion. BadInput if the destination cannot hold this drafter, or the target is needed."""
-    if to not in ("sglang", "speculators"):
-        raise BadInput(f"--to {to!r}: this converts to sglang or to speculators")
+    if to not in FORMS:
+        raise BadInput(f"--to {to!r}: this converts to sglang, to speculators or to vllm")
     if checkpoint.dialect == to:
         raise BadInput(f"{checkpoint.path}: is in the {to} dialect already")
+    checkpoint.check_attention()
     if target:
         checkpoint.check_target(target.facts)
     return Conversion(checkpoint, to, target).decide()
 
 
 def view(checkpoint: Checkpoint, to: str = "sglang", target: TargetModel | None = None) -> Checkpoint:
-    """The checkpoint as it would be after conversion, without writing anything; itself if it is in that
-    dialect.
+    """The checkpoint as it would be after conversion, without writing anything; itself if that engine loads
+    it as it is.
     """
-    if checkpoint.dialect == to:
+    if to in (checkpoint.dialect, *checkpoint.spelling.engines):
         return checkpoint
     decided = plan(checkpoint, to, target)
-    return assemble(checkpoint.path, decided.config, decided.tensors)
+    return assemble(checkpoint.path, decided.config, decided.tensors, to)
 
 
 def convert(
@@ -47,13 +50,15 @@ def convert(
     to: str,
     target: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    dialect: str | None = None,
 ) -> Plan:
     """Convert a drafter's folder into a new one. BadInput if `dst` exists; on any failure nothing is left
     behind.
 
-    `progress(bytes written, bytes in all)` is called as the tensors are copied.
+    `progress(bytes written, bytes in all)` is called as the tensors are copied; `dialect`: see
+    `open_checkpoint`.
     """
-    source, dst = open_checkpoint(src), Path(dst)
+    source, dst = open_checkpoint(src, dialect), Path(dst)
     if dst.exists() or dst.is_symlink():
         raise BadInput(f"{dst}: exists already; give a new folder (nothing was changed)")
     decided = plan(source, to, open_target(target) if target else None)

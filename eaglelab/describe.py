@@ -33,7 +33,7 @@ def describe(
     if facts:
         checkpoint.check_target(facts)
     here = replace(launch or Launch(), target=facts)
-    feed, wiring = trained(checkpoint, facts)
+    before = None if checkpoint.settings.latent else trained(checkpoint, facts)
     report: dict[str, Any] = {
         "kind": "drafter",
         "path": str(checkpoint.path),
@@ -48,7 +48,9 @@ def describe(
         "unknown_tensors": list(checkpoint.unknown),
         "target": asdict(facts) if facts else None,
         "layer_ids": _layer_ids(checkpoint, facts),
-        "trained": {"feed": asdict(feed), "wiring": asdict(wiring)},
+        "vocabulary_map": checkpoint.map_form,
+        "notes": _notes(checkpoint),
+        "trained": {"feed": asdict(before[0]), "wiring": asdict(before[1])} if before else None,
         "launch": {
             "command": here.command(),
             "engine": f"{here.engine}=={here.version}",
@@ -78,9 +80,35 @@ def _layer_ids(checkpoint: Checkpoint, target: Target | None) -> dict[str, Any]:
         "depths": list(depths) or None,
         "as_sglang": sglang,
         "as_speculators": list(depths) or None,
+        "as_vllm": list(depths) or None,
         "rule": f"{_sglang_rule(architecture)}; speculators and vLLM: id k is depth k",
         "default": list(default_depths(architecture, layers)) if architecture and layers else None,
     }
+
+
+def _notes(checkpoint: Checkpoint) -> list[str]:
+    """What a reader of the file should know that changes no field."""
+    notes, s = [], checkpoint.settings
+    if checkpoint.rivals:
+        names = ", ".join(d.name for d in checkpoint.rivals)
+        notes.append(f"read as {checkpoint.dialect}; the file could also be of {names} (--dialect NAME)")
+    if checkpoint.map_form == "absolute":
+        notes.append(
+            "d2t holds target ids, not offsets: engines add the draft id to them and draft other tokens"
+        )
+    if s.latent:
+        m = s.latent
+        notes.append(
+            f"multi-head latent attention: q rank {m.q_lora_rank:,}, kv rank {m.kv_lora_rank:,}, heads of "
+            f"{m.qk_nope_head_dim} + {m.qk_rope_head_dim} wide, values of {m.v_head_dim}; replay is not "
+            "supported yet"
+        )
+    if "norm_output" in checkpoint.config and checkpoint.dialect in ("sglang", "specforge"):
+        notes.append(
+            "norm_output: SpecForge between 2026-07-19 and #879 (2026-09-15) meant another thing by it; pin "
+            "it by a replay if it trained this drafter then"
+        )
+    return notes
 
 
 def _sglang_rule(architecture: str | None) -> str:
@@ -102,7 +130,8 @@ def _served(checkpoint: Checkpoint, target: TargetModel | None, launch: Launch) 
     }
     shown = checkpoint
     try:
-        if checkpoint.dialect != "sglang":
+        checkpoint.check_attention()
+        if "sglang" not in checkpoint.spelling.engines:
             shown = view(checkpoint, "sglang", target)
             report["conversion"] = {
                 "to": "sglang",

@@ -1,9 +1,9 @@
 """Dialects: how each trainer or engine spells a drafter, translated to one set of names and settings.
 
-A dialect is a row of `DIALECTS`: how to recognise it, how its tensor names become canonical ones, how its
-config is read, and what its layer ids mean. Adding a dialect adds a row and, if its config is nested
-elsewhere, a reader. Sources: speculators 0.9.0 models/eagle3, sglang 0.5.23 models/llama_eagle3.py and
-set_eagle3_layers_to_capture.
+A dialect is a row of `DIALECTS`: how to recognise it, how its tensor names become canonical ones, which
+reader understands its config (`settings.py`), and what its layer ids mean. Most rows share a reader: they
+differ in who signed the config and in what that trainer counted. `docs/dialects.md` says which source of each
+was read, and when.
 """
 
 from __future__ import annotations
@@ -11,29 +11,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from eaglelab.errors import BadInput
 from eaglelab.layer_ids import sglang_depths
-from eaglelab.wiring import Rope
+from eaglelab.settings import (
+    Settings,
+    field,
+    read_latent,
+    read_llama,
+    read_old_speculators,
+    read_speculators,
+    read_untied,
+)
 
-# The defaults that transformers fills in for keys a config leaves out (LlamaConfig, Qwen3Config of
-# transformers 5).
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 2048},
-    "qwen3": {
-        "intermediate_size": 22016,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-        "head_dim": 128,
-    },
-}
-_SHARED: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "rms_norm_eps": 1e-6,
-}
+__all__ = ["DIALECTS", "SIGNATURE", "Dialect", "Settings", "field", "recognise"]
 
 CANONICAL = re.compile(
     r"(embed_tokens|fc|input_norm|fc_norm\.\d+|norm|lm_head)\.weight|fc\.bias|d2t|t2d"
@@ -41,38 +32,15 @@ CANONICAL = re.compile(
     r"|layers\.\d+\.self_attn\.([qkvo]_proj\.(weight|bias)|[qk]_norm\.weight)"
     r"|layers\.\d+\.mlp\.(gate|up|down)_proj\.(weight|bias)"
 )
+LATENT = re.compile(
+    CANONICAL.pattern
+    + r"|layers\.0\.self_attn\.((q_a|q_b|kv_b)_proj|kv_a_proj_with_mqa|(q_a|kv_a)_layernorm)\.weight"
+)
+# A field that settles who meant what; `convert` writes it, and so may anyone whose file is ambiguous.
+SIGNATURE = "eaglelab_dialect"
 
-
-@dataclass(frozen=True)
-class Settings:
-    """A drafter's config in one vocabulary, as its trainer meant it.
-
-    `ids` are as written; None where not said.
-    """
-
-    hidden_size: int
-    target_hidden_size: int
-    vocab_size: int
-    draft_vocab_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    layers: int
-    eps: float
-    max_positions: int
-    rope: Rope
-    ids: tuple[int, ...] | None
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_before_residual: bool = False
-    norm_output: bool = False
-    attention_bias: bool = False
-    qk_norm: bool = False
-    window: int | None = None
-    tied: bool = False
-    embedding_trained: bool | None = None  # None: the config does not say
-    dtype: str = "float32"
+Ids = tuple[int, ...]
+ToDepth = Callable[[Ids, str | None, int | None], Ids]  # ids, the target's architecture, its layers
 
 
 @dataclass(frozen=True)
@@ -81,188 +49,195 @@ class Dialect:
 
     name: str
     architectures: tuple[str, ...]
-    renames: tuple[tuple[str, str], ...]  # regular expression, replacement; applied in order
     read: Callable[[dict, str], Settings]
-    to_depth: Callable[[tuple[int, ...], str | None, int | None], tuple[int, ...]]
+    to_depth: ToDepth
+    signed: Callable[[dict, set[str]], bool] | None = None  # by config and tensor names
+    renames: tuple[tuple[str, str], ...] = ()  # regular expression, replacement; applied in order
+    unsigned: Callable[[set[str]], bool] | None = None  # files that it may have left without a signature
+    known: re.Pattern[str] = CANONICAL
+    engines: tuple[str, ...] = ()  # engines that load the file as it is
+    position_start: int = 0  # position of a text's first token in training
 
     def canonical(self, name: str) -> str | None:
         """The canonical name of a tensor, or None if this dialect does not know it."""
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
-        return name if CANONICAL.fullmatch(name) else None
+        return name if self.known.fullmatch(name) else None
 
 
-def field(config: dict, key: str, kind: type | tuple[type, ...], where: str, default: Any = ...) -> Any:
-    """One value of a config.
+def same(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+    """Id k: transformers' hidden_states[k], k layers done. speculators, vLLM."""
+    return ids
 
-    BadInput names file and field when it is missing (and has no default) or of another type.
+
+def outputs(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+    """Id i: the output of layer i, counted from 0, which is depth i + 1. Every trainer that hooks layers."""
+    return tuple(i + 1 for i in ids)
+
+
+def hooked(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+    """Model-Optimizer: forward hooks fire in the order of the layers, whatever the order of the ids.
+
+    Ids up to the number of layers, as in gpt-oss-120b-Eagle3-v3, count boundaries (sglang#32334).
     """
-    value = config.get(key)
-    if value is None:
-        if default is ...:
-            raise BadInput(f"{where}: field {key!r} is missing; add it to the config")
-        return default
-    wrong_bool = isinstance(value, bool) and kind in (int, float, (int, float))
-    if wrong_bool or not isinstance(value, kind):
-        raise BadInput(f"{where}: field {key!r} is {value!r}, which is not of the right type")
-    if isinstance(value, int) and value < 0:
-        raise BadInput(f"{where}: field {key!r} is {value!r}, which is negative")
-    return value
+    return tuple(sorted(ids if ids and max(ids) == num_layers else outputs(ids, architecture, num_layers)))
 
 
-def read_rope(config: dict, where: str) -> Rope:
-    """Rope as transformers 5 and SGLang read it: `rope_parameters` before `rope_scaling`."""
-    inner = field(config, "rope_parameters", dict, where, None) or field(
-        config, "rope_scaling", dict, where, None
-    )
-    inner = dict(inner or {})
-    theta = inner.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    if not isinstance(theta, (int, float)):
-        raise BadInput(f"{where}: field 'rope_theta' is {theta!r}, which is not a number")
-    kind = inner.pop("rope_type", None) or inner.get("type") or "default"
-    inner.pop("type", None)
-    if kind == "default":
-        return Rope(theta=float(theta))
-    if kind in ("yarn", "llama3", "longrope"):
-        inner.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    items = {"rope_type": kind, **inner}
-    return Rope(
-        float(theta), tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in items.items()))
-    )
+def latent(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+    """What SGLang makes of them on the DeepSeek targets that MLA drafters belong to."""
+    return sglang_depths(ids, architecture or "KimiK25ForConditionalGeneration", num_layers)
 
 
-def read_ids(config: dict, where: str) -> tuple[int, ...] | None:
-    ids = field(config, "eagle_aux_hidden_state_layer_ids", list, where, None)
-    if ids is None:
-        return None
-    if not all(type(i) is int for i in ids):
-        raise BadInput(
-            f"{where}: field 'eagle_aux_hidden_state_layer_ids' is {ids!r}; expected a list of integers"
-        )
-    return tuple(ids)
+def always(names: set[str]) -> bool:
+    return True
 
 
-def transformer_settings(config: dict, where: str, strict: bool) -> dict[str, Any]:
-    """The keys that every dialect spells as transformers does.
-
-    `strict`: shapes may not be left to defaults.
-    """
-    known = _SHARED | DEFAULTS["qwen3" if config.get("model_type") == "qwen3" else "llama"]
-
-    def number(key: str) -> int:
-        return field(config, key, int, where, ... if strict else known[key])
-
-    hidden, heads = number("hidden_size"), number("num_attention_heads")
-    if not heads or not hidden:
-        raise BadInput(f"{where}: field 'hidden_size' or 'num_attention_heads' is 0")
-    kinds = field(config, "layer_types", list, where, None) or []
-    window = field(config, "sliding_window", int, where, None)
-    return dict(
-        hidden_size=hidden,
-        vocab_size=number("vocab_size"),
-        heads=heads,
-        kv_heads=field(config, "num_key_value_heads", int, where, heads),
-        head_dim=field(config, "head_dim", int, where, known.get("head_dim") or hidden // heads),
-        intermediate_size=number("intermediate_size"),
-        layers=field(config, "num_hidden_layers", int, where, known["num_hidden_layers"]),
-        eps=float(field(config, "rms_norm_eps", (int, float), where, known["rms_norm_eps"])),
-        max_positions=field(config, "max_position_embeddings", int, where, known["max_position_embeddings"]),
-        rope=read_rope(config, where),
-        attention_bias=bool(config.get("attention_bias") or False),
-        window=window if "sliding_attention" in kinds else None,
-    )
+def _by_optimizer(config: dict, names: set[str]) -> bool:
+    nested = config.get("eagle_config")
+    return isinstance(nested, dict) and "next_layer_regular" in nested
 
 
-def _dtype(*configs: dict) -> str:
-    for config in configs:
-        if name := config.get("dtype") or config.get("torch_dtype"):
-            return str(name).removeprefix("torch.")
-    return "float32"
-
-
-def _read_speculators(config: dict, where: str) -> Settings:
-    inner = field(config, "transformer_layer_config", dict, where)
-    values = transformer_settings(inner, f"{where}: transformer_layer_config", strict=False)
-    return Settings(
-        **values,
-        # models/eagle3/core.py sizes fc by the drafter's own width and never reads target_hidden_size
-        target_hidden_size=values["hidden_size"],
-        draft_vocab_size=field(config, "draft_vocab_size", int, where, 32000),
-        ids=read_ids(config, where),
-        norm_before_fc=bool(config.get("norm_before_fc")),
-        fc_norm=bool(config.get("fc_norm")),
-        norm_before_residual=bool(config.get("norm_before_residual")),
-        norm_output=bool(config.get("norm_output")),
-        qk_norm=inner.get("model_type", "qwen3") == "qwen3",
-        embedding_trained=bool(config.get("embed_requires_grad")),
-        dtype=_dtype(config, inner),
-    )
-
-
-def _read_sglang(config: dict, where: str) -> Settings:
-    values = transformer_settings(config, where, strict=True)
-    nested = field(config, "eagle_config", dict, where, None) or {}
-    ids = read_ids(nested, f"{where}: eagle_config")
-    return Settings(
-        **values,
-        target_hidden_size=field(config, "target_hidden_size", int, where, values["hidden_size"]),
-        draft_vocab_size=field(config, "draft_vocab_size", int, where, values["vocab_size"]),
-        ids=ids if ids is not None else read_ids(config, where),
-        norm_before_fc=bool(nested.get("norm_before_fc", config.get("norm_before_fc"))),
-        fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm")),
-        norm_before_residual=bool(config.get("norm_before_residual")),
-        norm_output=bool(config.get("norm_output")),
-        tied=bool(config.get("tie_word_embeddings")),
-        dtype=_dtype(config),
-    )
-
-
+LLAMA = ("LlamaForCausalLMEagle3",)
+LLAMA_NAMES = (
+    (r"^model\.", ""),
+    (r"^midlayer\.", "layers.0."),
+    (r"^aux_norm_low\.", "fc_norm.0."),
+    (r"^aux_norm_mid\.", "fc_norm.1."),
+    (r"^aux_norm_high\.", "fc_norm.2."),
+    (r"^draft_id_to_target_id$", "d2t"),
+)
 DIALECTS = (
+    Dialect("speculators", ("Eagle3DraftModel",), read_speculators, same, unsigned=always, position_start=1),
     Dialect(
-        "speculators",
-        ("Eagle3DraftModel", "Eagle3Speculator"),
-        (),
-        _read_speculators,
-        lambda ids, architecture, num_layers: ids,  # id k: transformers' hidden_states[k], k layers done
+        "speculators-0.1",
+        ("Eagle3Speculator",),
+        read_old_speculators,
+        same,
+        unsigned=always,
+        position_start=1,
+    ),
+    Dialect("model-optimizer", LLAMA, read_llama, hooked, _by_optimizer, LLAMA_NAMES, engines=("sglang",)),
+    Dialect(
+        "torchspec",
+        LLAMA,
+        read_llama,
+        outputs,
+        lambda config, names: "_torchspec_version" in config,
+        LLAMA_NAMES,
+        engines=("sglang",),
+    ),
+    # The same files unsigned: as SGLang reads them, or as SpecForge, which leaves no signature, meant them.
+    Dialect("sglang", LLAMA, read_llama, sglang_depths, None, LLAMA_NAMES, always, engines=("sglang",)),
+    Dialect("specforge", LLAMA, read_llama, outputs, None, LLAMA_NAMES, always, engines=("sglang",)),
+    Dialect(
+        "safeailab",
+        ("LlamaForCausalLM",),
+        read_llama,
+        same,  # eagle/model/modeling_llama_kv.py keeps what goes into layers 2, n // 2, n - 3
+        lambda config, names: {"fc.weight", "midlayer.hidden_norm.weight"} <= names,
+        LLAMA_NAMES,
     ),
     Dialect(
-        "sglang",
-        ("LlamaForCausalLMEagle3",),
-        (
-            (r"^model\.", ""),
-            (r"^midlayer\.", "layers.0."),
-            (r"^aux_norm_low\.", "fc_norm.0."),
-            (r"^aux_norm_mid\.", "fc_norm.1."),
-            (r"^aux_norm_high\.", "fc_norm.2."),
-        ),
-        _read_sglang,
-        sglang_depths,
+        "vllm",
+        ("Eagle3LlamaForCausalLM",),
+        read_untied,
+        same,
+        renames=LLAMA_NAMES,
+        unsigned=always,
+        engines=("vllm",),
+    ),
+    Dialect(
+        "angelslim",
+        ("Eagle3LlamaForCausalLM",),
+        read_untied,
+        outputs,
+        lambda config, names: "target_model_type" in config or "modal_type" in config,
+        LLAMA_NAMES,
+        unsigned=lambda names: any(n.startswith("midlayer.") for n in names),
+        engines=("vllm",),
+    ),
+    Dialect("automodel", ("LlamaEagle3DraftModel",), read_llama, outputs, None, LLAMA_NAMES, always),
+    Dialect(
+        "model-optimizer-mla",
+        ("Eagle3DeepseekV2ForCausalLM",),
+        read_latent,
+        hooked,
+        _by_optimizer,
+        LLAMA_NAMES,
+        known=LATENT,
+        engines=("sglang",),
+    ),
+    Dialect(
+        "sglang-mla",
+        ("Eagle3DeepseekV2ForCausalLM",),
+        read_latent,
+        latent,
+        None,
+        LLAMA_NAMES,
+        always,
+        LATENT,
+        engines=("sglang",),
     ),
 )
+BY_NAME = {d.name: d for d in DIALECTS}
 
 
-def recognise(config: dict, names: Iterable[str], where: str) -> Dialect:
-    """The dialect of a drafter, by its config.
+def named(name: str, where: str) -> Dialect:
+    """The dialect of that name. BadInput lists the names."""
+    if name not in BY_NAME:
+        raise BadInput(f"{where}: no dialect {name!r}; known are {', '.join(BY_NAME)}")
+    return BY_NAME[name]
 
-    BadInput asks a clear question when it is none that is known.
+
+def recognise(
+    config: dict, names: Iterable[str], where: str, asked: str | None = None
+) -> tuple[Dialect, tuple[Dialect, ...]]:
+    """-> (the dialect of a drafter, others that could have written the very same file).
+
+    By `asked`, else by the signature in the config, else by architecture, config fields and tensor names.
+    BadInput asks a clear question when it is none that is known, or when two readings are possible.
     """
-    listed = field(config, "architectures", list, where, [])
-    for dialect in DIALECTS:
-        if set(listed) & set(dialect.architectures):
-            return dialect
+    if asked := asked or field(config, SIGNATURE, str, where, None):
+        return named(asked, where), ()
+    listed, names = field(config, "architectures", list, where, []), set(names)
+    rows = [d for d in DIALECTS if set(map(str, listed)) & set(d.architectures)]
+    if signed := [d for d in rows if d.signed and d.signed(config, names)]:
+        if len(signed) > 1:
+            raise _question(where, f"it bears the marks of {' and of '.join(d.name for d in signed)}", signed)
+        return signed[0], ()
+    if unsigned := [d for d in rows if d.unsigned and d.unsigned(names)]:
+        return unsigned[0], tuple(unsigned[1:])
+    raise _unknown(config, names, listed, where)
+
+
+def _question(where: str, why: str, rows: Iterable[Dialect]) -> BadInput:
+    choices = " or ".join(f"--dialect {d.name}" for d in rows)
+    return BadInput(
+        f"{where}: {why}. Which tool wrote it? Give {choices} (or write the name into the config as "
+        f"field {SIGNATURE!r})"
+    )
+
+
+def ask_about_ids(
+    where: str, ids: Ids, readings: dict[str, Ids], architecture: str | None = None
+) -> BadInput:
+    """The question when the same ids mean other depths to another tool that could have written the file."""
+    said = ", ".join(f"to {name} depths {list(depths)}" for name, depths in readings.items())
+    on = f" on {architecture}" if architecture else ""
+    return _question(where, f"layer ids {list(ids)}{on} mean {said}", [BY_NAME[n] for n in readings])
+
+
+def _unknown(config: dict, names: set[str], listed: list, where: str) -> BadInput:
     if "speculators_model_type" in config:
-        raise BadInput(
+        return BadInput(
             f"{where}: field 'speculators_model_type' is {config['speculators_model_type']!r}, "
             f"architectures {listed}: not an EAGLE-3 drafter of speculators; is this the right folder?"
         )
     known = "; ".join(f"{d.name}: {', '.join(d.architectures)}" for d in DIALECTS)
-    hint = (
-        "its tensors look like an EAGLE-3 drafter's"
-        if any("fc.weight" in n for n in names)
-        else "no fc.weight"
-    )
-    raise BadInput(
+    fc = any("fc.weight" in n for n in names)
+    hint = "its tensors look like an EAGLE-3 drafter's" if fc else "no fc.weight"
+    return BadInput(
         f"{where}: field 'architectures' is {listed or 'missing'} ({hint}), which is no dialect known here "
-        f"({known}). Is it an EAGLE-3 drafter, and which tool wrote it? If it is one of these, write that "
-        "architecture into the config"
+        f"({known}). Is it an EAGLE-3 drafter, and which tool wrote it? If it is spelled like one of these, "
+        "give --dialect NAME"
     )

@@ -38,7 +38,9 @@ class Drafter:
         self.rope = frequencies(wiring.rope, self.head_dim, wiring.max_positions)
         self.draft_vocab_size = min(len(self.head), wiring.logits_width or len(self.head))
         self.vocabulary = torch.arange(self.draft_vocab_size, device=self.device)  # draft id -> target id
-        if wiring.vocab_map == "d2t":
+        if wiring.vocab_map == "misread":  # the file holds target ids, and the engine adds the index to them
+            self.vocabulary = 2 * self.vocabulary
+        if wiring.vocab_map in ("d2t", "misread"):
             self.vocabulary = self.vocabulary + self.weights["d2t"][: self.draft_vocab_size]
 
     @torch.no_grad()
@@ -125,7 +127,7 @@ def _seer(tap: Tap | None):
 def _names(wiring: Wiring, present) -> list[str]:
     """Every parameter that the wiring uses, head and embedding aside."""
     names, optional = ["norm.weight"], []
-    if wiring.vocab_map == "d2t":
+    if wiring.vocab_map in ("d2t", "misread"):
         names.append("d2t")
     if wiring.fc == "applied":
         names.append("fc.weight")

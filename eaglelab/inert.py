@@ -69,7 +69,7 @@ class Evidence:
 
     def _vocab_map(self, a: str, b: str) -> tuple[bool, str]:
         offsets = self.checkpoint.d2t if self.checkpoint else None
-        zero = offsets is not None and not offsets.any()
+        zero = b != "misread" and offsets is not None and not offsets.any()
         return zero, "every offset in d2t is 0" if zero else "draft ids become other target ids"
 
     def _window(self, a: int | None, b: int | None) -> tuple[bool, str]:

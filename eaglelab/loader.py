@@ -61,7 +61,8 @@ def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
         raise BadInput(
             f"--speculative-algorithm {launch.algorithm}: no EAGLE drafter is served by this launch"
         )
-    if checkpoint.dialect != "sglang":
+    checkpoint.check_attention()
+    if "sglang" not in checkpoint.spelling.engines:
         raise BadInput(
             f"{where}: SGLang {launch.version} has no model class for "
             f"{checkpoint.config.get('architectures')} and does not start with it; convert it first: "

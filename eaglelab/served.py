@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
 from eaglelab.checkpoint import Checkpoint
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch, Target
@@ -73,6 +75,7 @@ def _wiring(checkpoint: Checkpoint, launch: Launch) -> Wiring:
     s, config, takes = checkpoint.settings, checkpoint.config, loading(checkpoint, launch)
     eagle3 = launch.algorithm == "EAGLE3"
     has_map = "d2t" in checkpoint.tensors
+    applied: Literal["d2t", "misread"] = "misread" if checkpoint.map_form == "absolute" else "d2t"
     partial = config.get("partial_rotary_factor") or 1
     scaling = dict(s.rope.scaling)
     if scaling and config.get("original_max_position_embeddings"):
@@ -105,7 +108,7 @@ def _wiring(checkpoint: Checkpoint, launch: Launch) -> Wiring:
         embedding="target" if takes.params["model.embed_tokens.weight"].kind == "target" else "own",
         lm_head=_head(takes.params.get("lm_head.weight")),
         logits_width=config.get("draft_vocab_size") or s.vocab_size,
-        vocab_map=("d2t" if eagle3 else "dropped") if has_map else "identity",
+        vocab_map=(applied if eagle3 else "dropped") if has_map else "identity",
         dtype=cast(launch.dtype, s.dtype),
         unloaded=missing,
         dropped=tuple(spelling.get(name, name) for name in takes.dropped),
@@ -151,6 +154,13 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
             checkpoint.check_target(target)
         except BadInput as error:
             found.append(str(error))
+    if checkpoint.map_form == "absolute" and (offsets := checkpoint.d2t) is not None:
+        reached = int((offsets + 2 * np.arange(len(offsets))).max())
+        if launch.algorithm == "EAGLE3" and reached >= s.vocab_size:
+            found.append(
+                f"{checkpoint.path}: d2t holds target ids, SGLang takes them for offsets and drafts ids up "
+                f"to {reached:,} of {s.vocab_size:,}; convert it: offsets are written then"
+            )
     feed = _feed(checkpoint, launch)
     if not feed.width:
         found.append(

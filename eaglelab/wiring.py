@@ -65,7 +65,8 @@ class Wiring:
     # rows
     lm_head: Literal["own", "target", "tied", "initial"] = "own"
     logits_width: int = 0  # logits are cut to this many columns
-    vocab_map: Literal["d2t", "identity", "dropped"] = "d2t"
+    # misread: target ids taken for offsets
+    vocab_map: Literal["d2t", "identity", "dropped", "misread"] = "d2t"
     token_shift: int = 1
     position_start: int = 0  # position of a text's first token
     step_offset: int = 0
@@ -93,14 +94,20 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
     `target` is needed only where a dialect's layer ids depend on it, or are left out; else `depths` is ().
     Source: speculators 0.9.0 models/eagle3/core.py and model_definitions.py.
     """
+    checkpoint.check_attention()
     s, tensors = checkpoint.settings, checkpoint.tensors
     chunks = checkpoint.feature_count
-    feed = Feed(checkpoint.depths_in(target), chunks * s.target_hidden_size, dtype=s.dtype)
+    if checkpoint.takes_features:
+        feed = Feed(checkpoint.depths_in(target), chunks * s.target_hidden_size, dtype=s.dtype)
+    else:  # the target's last hidden state, after its final norm, stands in the drafter's place
+        last = (target.num_layers,) if target else ()
+        feed = Feed(last, s.target_hidden_size, final_norm=True, dtype=s.dtype)
     per_chunk = s.fc_norm or "fc_norm.0.weight" in tensors
     whole = s.norm_before_fc or "input_norm.weight" in tensors
     names = set(tensors)
     own_head = "lm_head.weight" in tensors
     return feed, Wiring(
+        fc="applied" if checkpoint.takes_features else "bypassed",
         norm_before_fc="per-chunk" if per_chunk else "whole" if whole else "none",
         residual="normed" if s.norm_before_residual else "raw",
         feedback="post-norm" if s.norm_output else "pre-norm",
@@ -120,7 +127,7 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
         lm_head="own" if own_head else "tied" if s.tied else "target",
         logits_width=s.draft_vocab_size,
         vocab_map="d2t" if "d2t" in names else "identity",
-        position_start=1 if checkpoint.dialect == "speculators" else 0,
+        position_start=checkpoint.spelling.position_start,
         dtype=s.dtype,
     )
 

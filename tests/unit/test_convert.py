@@ -30,7 +30,8 @@ def test_to_sglang_is_bitwise_the_shipped_drafter(tmp_path):
     same_tensors(tmp_path / "s", SGLANG)
     ours, shipped = config_of(tmp_path / "s"), config_of(SGLANG)
     assert ours["eagle_config"] == shipped["eagle_config"]
-    special = ("bos_token_id", "eos_token_id", "pad_token_id", "fc_norm")
+    special = ("bos_token_id", "eos_token_id", "pad_token_id", "fc_norm", "eaglelab_dialect")
+    assert ours["eaglelab_dialect"] == "sglang"
     assert {k: v for k, v in ours.items() if k not in special} == {
         k: v for k, v in shipped.items() if k not in special
     }
@@ -263,7 +264,8 @@ def test_a_missing_head_is_the_targets_at_the_drafters_ids(tmp_path):
     ("base", "change", "to", "says"),
     [
         (SGLANG, {}, "sglang", "is in the sglang dialect already"),
-        (SGLANG, {}, "vllm", "this converts to sglang or to speculators"),
+        (SGLANG, {}, "trtllm", "this converts to sglang, to speculators or to vllm"),
+        (SGLANG, {"add": {"fc.bias": torch.ones(128)}}, "vllm", "tensor 'fc.bias': vLLM has no such"),
         (SGLANG, {"config": {"hidden_act": "gelu"}}, "speculators", "'hidden_act' is 'gelu'"),
         (SGLANG, {"remove": ["eagle_config"]}, "speculators", "has no layer ids; give --target"),
         (

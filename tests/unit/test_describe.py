@@ -27,6 +27,7 @@ def test_the_incident_side_by_side():
         "depths": [2, 4, 5],
         "as_sglang": [1, 3, 4],
         "as_speculators": [2, 4, 5],
+        "as_vllm": [2, 4, 5],
         "rule": "SGLang on LlamaForCausalLM: id i is depth i + 1; speculators and vLLM: id k is depth k",
         "default": [2, 4, 5],
     }
@@ -73,7 +74,7 @@ def test_without_target_or_launch_what_is_assumed_is_said():
 def test_ids_both_ways_by_architecture(tmp_path, architecture, written, depths, rule):
     folder = edited(tmp_path / "d", config={"eagle_config": {"eagle_aux_hidden_state_layer_ids": written}})
     launch = EAGLE.with_target(Target(architecture, 128, 8, 1024))
-    ids = describe(open_checkpoint(folder), None, launch)["layer_ids"]
+    ids = describe(open_checkpoint(folder, "sglang"), None, launch)["layer_ids"]
     assert (ids["written"], ids["depths"], ids["as_speculators"]) == (written, depths, depths)
     assert rule in ids["rule"]
 
