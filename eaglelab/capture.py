@@ -26,24 +26,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from eaglelab.errors import BadInput
+from eaglelab.tensorfile import to_float32
 from eaglelab.traces import Reprefill, Round, Trace, build_reprefills, build_traces
 
 if TYPE_CHECKING:
     from eaglelab.launch import Launch
 
-__all__ = ["Capture", "CaptureWriter", "Event", "Problem", "Reprefill", "Round", "Trace", "open_capture"]
+__all__ = ["Capture", "CaptureWriter", "Event", "Problem", "Reprefill", "Round", "Trace"]
+__all__ += ["from_float32", "open_capture", "to_float32", "write_json"]
 
 SCHEMA = 1
 KINDS = ("request", "prefill_extend", "draft", "decode_extend", "reprefill")
 STORED = {"float64": "float64", "float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 SITES = {"prefill_extend": "features", "draft": "fed", "decode_extend": "features"}
-
-
-def to_float32(array: np.ndarray, dtype: str) -> np.ndarray:
-    """A stored tensor as float32, any shape; `dtype` is what the event calls it."""
-    if dtype == "bfloat16":
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32)
 
 
 def from_float32(array: np.ndarray, dtype: str) -> np.ndarray:

@@ -125,7 +125,10 @@ def hold(name: str, like: TensorInfo, data: np.ndarray) -> HeldTensor:
 
 
 def to_float32(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers of an array from `TensorInfo.array`; bfloat16 bits are the top half of a float32."""
+    """Numbers of an array as `TensorInfo.array` or a capture stores it, any shape; `dtype` as torch names it.
+
+    bfloat16's bits are the top half of a float32. BadInput for float8, whose scale lies elsewhere.
+    """
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     if dtype.startswith("float8"):
