@@ -99,9 +99,7 @@ def _take(
 
 
 def write_target(folder: Path, shards: list[Path], model: dict[str, Any]) -> None:
-    """Join the ranks' rows of the target's tensors, cut to the vocabulary: target.safetensors and
-    config.json.
-    """
+    """Join the ranks' rows of the target's tensors, cut to the vocabulary, as a model's folder."""
     from safetensors.numpy import load_file
 
     facts = model["target"]

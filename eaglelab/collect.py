@@ -1,6 +1,4 @@
-"""Capture a running server: arm, send, collect, disarm, and put a verified capture in place, or nothing at
-all.
-"""
+"""Capture a running server: arm, send, collect, disarm; a verified capture in its place, or nothing."""
 
 from __future__ import annotations
 

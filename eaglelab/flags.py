@@ -1,6 +1,4 @@
-"""Reading a command line of SGLang: the flags that eaglelab understands, converted, and the others as
-written.
-"""
+"""Reading a command line of SGLang: flags that eaglelab understands, converted; the others as written."""
 
 from __future__ import annotations
 

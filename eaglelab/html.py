@@ -38,8 +38,7 @@ class Html(str):
 
 
 def printable(text: object) -> str:
-    """`text` in characters that cannot hide, reorder or break their surroundings, and can be written as
-    UTF-8.
+    """`text` without characters that hide, reorder or break their surroundings, or are no UTF-8.
 
     NUL and other control characters, lone surrogates and format characters (bidi overrides, zero-width)
     become `⟨U+202E⟩` and the like; newline and tab stay.

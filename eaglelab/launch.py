@@ -127,8 +127,9 @@ class Launch:
         )
 
     def edit(self, **changes: Any) -> Launch:
-        """The same launch with fields changed, resolved again: `edit(steps=3)` of a chain also makes 4 draft
-        tokens.
+        """The same launch with fields changed, resolved again.
+
+        `edit(steps=3)` of a chain also makes 4 draft tokens.
         """
         values = {k: getattr(self, k) for k in self.__dataclass_fields__}
         if not set(changes) <= set(values):

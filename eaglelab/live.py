@@ -125,9 +125,7 @@ class Layout:
 
     @classmethod
     def of(cls, settings: Settings, launch: Launch) -> Layout:
-        """On a CPU, SGLang first pads heads and MLP with zeros until they divide
-        (configs/update_config.py).
-        """
+        """On a CPU, zeros first pad heads and MLP until they divide (configs/update_config.py)."""
         heads, kv_heads, inner, tp = (
             settings.heads,
             settings.kv_heads,
@@ -181,9 +179,7 @@ def _cut(whole: Any, rows: int, index: int) -> Any:
 
 
 def _vocab_shard(whole: Any, tp_size: int, tp_rank: int) -> Any:
-    """Rows of a vocabulary-parallel table: padded to a multiple of 64 (of 64 x ranks if need be) with
-    zeros.
-    """
+    """Rows of a vocabulary-parallel table, padded with zeros to a multiple of 64 (x ranks if need be)."""
     rows = _round_up(len(whole), VOCAB_PADDING)
     if rows % tp_size:
         rows = _round_up(len(whole), VOCAB_PADDING * tp_size)

@@ -40,8 +40,7 @@ _RC: Any = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of the ladder figure. `texts` names the texts measured: rungs compare only within the same
-    texts."""
+    """One line of the ladder figure. `texts` names what was measured: only the same texts compare."""
 
     name: str  # "rung 4"
     what: str  # "captured features, served wiring"
@@ -135,8 +134,7 @@ def _title(axes: Axes, text: str) -> None:
 
 
 def acceptance(rungs: Sequence[Bar]) -> Figure:
-    """Acceptance at each draft position, given that the positions before it were accepted; one line a
-    rung."""
+    """Acceptance at each draft position, given that those before it were accepted; one line a rung."""
     figure, (axes,) = _figure(1, height=3.8)
     measured = [r for r in rungs if len(r.positions)]
     for i, rung in enumerate(measured):
@@ -160,8 +158,7 @@ def acceptance(rungs: Sequence[Bar]) -> Figure:
 
 
 def chunks(chunk_stats: Sequence[Any]) -> Figure:
-    """Row norms and values of each chunk (stats.ChunkStats): medians within ever wider exact quantile
-    ranges."""
+    """Row norms and values of each chunk (stats.ChunkStats): medians within wider and wider quantiles."""
     from matplotlib.ticker import NullLocator
 
     figure, (norms, values) = _figure(2, height=0.55 * len(chunk_stats) + 1.9)

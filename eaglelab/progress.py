@@ -36,8 +36,9 @@ def teller() -> Progress:
 
 
 def bar() -> Progress:
-    """A bar on stderr where that is a terminal, else one line when a step begins. Steps without a count are
-    lines."""
+    """A bar on stderr where that is a terminal, else one line when a step begins.
+
+    Steps without a count are lines."""
     from tqdm import tqdm
 
     bars: dict[str, Any] = {}

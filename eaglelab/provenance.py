@@ -82,8 +82,7 @@ def git_state(folder: Path) -> str | None:
 
 
 def folder_digest(folder: Path, limit: int = 64 << 20) -> str | None:
-    """sha256 over config and tensors of a checkpoint; of files over `limit` bytes, their size and first bytes
-    only."""
+    """sha256 over config and tensors of a checkpoint; of larger files, size and first `limit` bytes."""
     total = hashlib.sha256()
     for path in sorted(p for p in folder.glob("*") if p.suffix in (".json", ".safetensors")):
         with open(path, "rb") as file:

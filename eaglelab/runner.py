@@ -130,8 +130,7 @@ def _run_child(
 def _child_process(
     request: dict[str, Any], environment: dict[str, str], log: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The child, in a session of its own, so that Ctrl-C reaches it through us: no process outlives the
-    block.
+    """The child, in a session of its own, so that Ctrl-C reaches it through us. No process outlives it.
 
     The kernel is interrupted first, so that its `finally` blocks run and disarm the server; then all are
     killed.
@@ -177,8 +176,7 @@ def _tell(news: Path, told: int, progress: Progress | None) -> int:
 
 
 def _execute(request: dict[str, Any]) -> dict[str, str]:
-    """In the child: papermill's Python API; what it raises is told by name, since the notebook itself is
-    judged."""
+    """In the child: papermill. What it raises is told by name; the notebook itself is judged."""
     import ctypes
 
     from papermill import execute_notebook

@@ -23,8 +23,7 @@ NOTEBOOK, RECORDS, PAGE, LOG = "report.ipynb", "report.jsonl", "report.html", "k
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `folder` is OUT after a complete run, else the `.partial` folder with what there
-    is."""
+    """How a run ended. `folder`: OUT after a complete run, else the `.partial` folder."""
 
     exit_code: int
     message: str

@@ -72,8 +72,7 @@ def data_dir() -> pathlib.Path:
 
 
 def server_python() -> str:
-    """The Python that has SGLang: EAGLELAB_SERVER_PYTHON, else `.venv-server` in the checkout, else this
-    one."""
+    """The Python that has SGLang: EAGLELAB_SERVER_PYTHON, else the checkout's `.venv-server`, else this."""
     named = os.environ.get("EAGLELAB_SERVER_PYTHON")
     if named:
         if shutil.which(named) is None:

@@ -132,9 +132,7 @@ class Server:
     # -- generation
 
     def token_ids(self, prompt: Prompt) -> list[int] | None:
-        """The server's own token ids of a prompt, its chat template applied; None where it does not say
-        them.
-        """
+        """The server's own token ids of a prompt, its chat template applied; None where it says none."""
         if prompt.input_ids is not None:
             return list(prompt.input_ids)
         body = {"messages": list(prompt.messages)} if prompt.messages else {"prompt": prompt.prompt}
@@ -213,9 +211,7 @@ class Server:
         raise AttachError(f"{self.url} {text}. {STILL_WORKS}")
 
     def arm(self, **order: Any) -> dict[str, Any]:
-        """Arm the probe (fields of `probe.session.Arm`). Returns the order with `id` and the request
-        prefixes.
-        """
+        """Arm the probe (fields of `probe.session.Arm`). Returns the order, `id` and request prefixes."""
         return self._send("POST", "/eaglelab/arm", order)
 
     def disarm(self) -> dict[str, Any]:

@@ -106,9 +106,11 @@ class FeatureStats:
     high = property(lambda self: self.dimensions.high)
 
     def update(self, rows: Any, threads: int = 1) -> FeatureStats:
-        """Add rows [n, width] or [n, chunks, H]: numpy uint16 (bits of bf16), float16 or float32, or a torch
-        tensor of bfloat16, float16 or float32 (brought to the CPU). `threads` share the chunks. Give hundreds
-        of rows at a time: each call has a fixed cost."""
+        """Add rows [n, width] or [n, chunks, H].
+
+        numpy uint16 (bits of bf16), float16 or float32, or a torch tensor of bfloat16, float16 or float32
+        (brought to the CPU). `threads` share the chunks. Give hundreds of rows at a time: each call has a
+        fixed cost."""
         array, dtype = as_array(rows)
         array = array.reshape(len(array), -1) if array.ndim == 3 else array
         if array.ndim != 2 or array.shape[1] != self.width:

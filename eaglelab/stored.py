@@ -49,8 +49,10 @@ class StoredText:
     source: str = "stored"
 
     def as_fed(self, capture: Capture, feed: Feed) -> StoredText | None:
-        """The same text as the server's drafter was fed it: rows as captured if they have the trained
-        width, else its re-prefill at the trained depths. None if the capture does not have it."""
+        """The same text as the server's drafter was fed it; None if the capture does not have it.
+
+        Rows as captured if they have the trained width, else its re-prefill at the trained depths.
+        """
         found = [rid for rid in {**capture.requests, **capture.reprefill} if stored_index(rid) == self.index]
         for rid in found:
             trace, again = capture.requests.get(rid), capture.reprefill.get(rid)

@@ -30,9 +30,7 @@ class Round:
 
     @property
     def fed(self) -> np.ndarray | None:
-        """[hidden]: the drafter's own state, as the first draft step was fed it; evidence, not replay's
-        input.
-        """
+        """[hidden]: the drafter's own state that the first draft step was fed; replay never reads it."""
         return None if self._fed is None else self._fed.read()[0]
 
 
@@ -51,8 +49,9 @@ class Slice:
 
 @dataclass
 class Trace:
-    """One captured request. `state`: complete, partial or cached-prefix (no rows before `first_row`); see
-    `why`.
+    """One captured request.
+
+    `state`: complete, partial or cached-prefix (no rows before `first_row`); `why` says why.
     """
 
     rid: str

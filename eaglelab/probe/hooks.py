@@ -1,9 +1,10 @@
-"""The hooks on SGLang's draft worker (sglang 0.5.23 speculative/eagle_worker_v2.py), reached with or
-without graphs.
+"""The hooks on SGLang's draft worker (sglang 0.5.23 speculative/eagle_worker_v2.py).
 
-Each hook hands the call through unchanged and lets SGLang's own exceptions pass; ours are swallowed and
+They lie around what calls the graph runners, so that they are reached with or without CUDA graphs (by
+reading). Each hands the call through unchanged and lets SGLang's own exceptions pass; ours are swallowed and
 counted. Rows are copied before the original runs: under EAGLE without `fc` the drafter adds into its input
-in place, and graphs overwrite their buffers. Only rows of requests that the session wants are copied off.
+in place, and graphs overwrite their buffers (by reading). Only rows of requests that the session wants are
+copied off.
 """
 
 from __future__ import annotations

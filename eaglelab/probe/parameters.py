@@ -66,9 +66,7 @@ def write_parameters(worker: Any, folder: Path) -> None:
 
 
 def write_target(worker: Any, folder: Path) -> None:
-    """This rank's rows of the target's embedding and head, and the final norm: target.safetensors,
-    target.json.
-    """
+    """This rank's rows of the target's embedding and head, and the final norm, to target.*."""
     from safetensors.numpy import save_file
 
     model = engine.target_model(worker)

@@ -118,9 +118,7 @@ def state() -> dict[str, Any]:
 
 
 def start(order: dict[str, Any]) -> dict[str, Any]:
-    """Check an order and pass it to the schedulers. What it answers is what the client needs to name
-    requests.
-    """
+    """Check an order and pass it to the schedulers. Answers what the client needs to name requests."""
     kinds: dict[str, type] = {
         f.name: type(f.default) for f in fields(Arm) if f.name not in ("id", "rid_prefix")
     }

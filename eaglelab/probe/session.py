@@ -73,9 +73,7 @@ class Session:
         return rid in self.admitted and rid not in self.dropped
 
     def admit(self, rid: str, input_ids: Sequence[int], cached_prefix: int) -> bool:
-        """Take a request at its first prefill, if it is ours and there is room. Records its `request`
-        event.
-        """
+        """Take a request at its first prefill, if it is ours and there is room: its `request` event."""
         ours = rid.startswith(self.arm.rid_prefix)
         if not ours and not (self.arm.all_traffic and not rid.startswith("HEALTH_CHECK")):
             return False
@@ -109,9 +107,7 @@ class Session:
         self._queue.put(_Item(kind, rids, staged, finish))
 
     def drop(self, rids: list[str], why: str) -> None:
-        """Mark requests. Those that were never taken are named up to a number: under all traffic there is
-        no end to them.
-        """
+        """Mark requests. Of those never taken only some are named: all traffic has no end of them."""
         for rid in rids:
             if rid in self.admitted or rid in self.dropped or len(self.dropped) < NAMED:
                 self.dropped.setdefault(rid, why)

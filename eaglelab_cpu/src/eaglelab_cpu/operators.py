@@ -29,8 +29,7 @@ _library: torch.library.Library | None = None  # torch forgets the operators whe
 
 
 def sgl_kernel() -> types.ModuleType:
-    """The module to install as `sgl_kernel`; also registers its two `torch.ops.sgl_kernel` operators,
-    once."""
+    """The module to install as `sgl_kernel`; registers its two `torch.ops.sgl_kernel` operators, once."""
     global _library
     if _library is None:
         _library = torch.library.Library("sgl_kernel", "FRAGMENT")

@@ -16,8 +16,7 @@ from torch import Tensor
 
 
 def _cells(rows: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column of every cell of the ranges [start, end) of `rows`, in order: two [total] int64
-    tensors."""
+    """Row and column of every cell of the ranges [start, end) of `rows`, in order: two int64 [total]."""
     start, counts = start.long(), (end - start).long()
     before = counts.cumsum(0) - counts  # cells in front of each range
     columns = torch.arange(int(counts.sum())) + (start - before).repeat_interleave(counts)
@@ -79,8 +78,7 @@ def fill_accept_out_cache_loc(accept_index, out_cache_loc, accept_out_cache_loc)
 
 
 def copy_all_layer_kv_cache(data_ptrs, strides, tgt_loc, src_loc) -> None:
-    """Move rows src_loc -> tgt_loc inside every layer's buffer, given as an address and a row size in
-    bytes."""
+    """Move rows src_loc -> tgt_loc inside every layer's buffer, given as address and bytes of a row."""
     target, source = tgt_loc.long().numpy(), src_loc.long().numpy()
     if len(target) == 0:
         return
