@@ -13,7 +13,9 @@ FAULTS = (
         ("config", "launch", "capture"),
         "write ids that mean the trained depths on this architecture (`eaglelab inspect` prints them)",
         3,
-        ("diff:depths", "check:feed-depths"),
+        ("check:feed-depths", "check:feed-mismatch"),
+        "where --drafter is the very config that is served, its ids are taken at their word: only stored "
+        "features (--features) show it then",
         symptom="-0.10 accept length (kimi-k2.5-eagle3-mla)",
         threads="sglang#25454",
         source="sglang 0.5.23 set_eagle3_layers_to_capture of every target",
@@ -27,7 +29,9 @@ FAULTS = (
         ("config", "capture"),
         "add 1 to the ids",
         3,
-        ("diff:depths", "check:feed-depths"),
+        ("check:feed-depths", "check:feed-mismatch"),
+        "where --drafter is the very config that is served, its ids are taken at their word: only stored "
+        "features (--features) show it then",
         symptom="first position about 10 % in place of 45 % (MiniMax-M2.5)",
         threads="vllm#43671",
     ),
@@ -66,7 +70,7 @@ FAULTS = (
         ("config", "capture"),
         "an engine that captures after its last layer, and ids that it has",
         3,
-        ("check:engine-refuses-drafter", "diff:depths", "diff:final_norm", "check:feed-depths"),
+        ("check:engine-refuses-drafter", "check:feed-depths"),
         symptom="a crash, 5760 against 8640; then low; fixed: 2.680 (v3), 2.224 (long), 1.921 (short)",
         threads="sglang#32334 sglang#32226 SpeCo#21 Automodel#3083",
     ),
@@ -79,6 +83,8 @@ FAULTS = (
         "write ids as outputs of layers on both sides",
         3,
         ("check:feed-depths", "check:feed-mismatch"),
+        "where --drafter is the very config that is served, its ids are taken at their word: only stored "
+        "features (--features) show it then",
         threads="BaldEagle#18 EAGLE#213 EAGLE#239 SpecForge#240",
         source="SafeAILab captures before 2, n//2, n-3; SpecForge's file for gpt-oss-120B says [1, 17, 33], "
         "its formula [1, 17, 32]",
@@ -92,6 +98,8 @@ FAULTS = (
         "add 1 to the ids; `eaglelab convert` translates them",
         3,
         ("check:feed-depths", "check:feed-mismatch"),
+        "where --drafter is the very config that is served, its ids are taken at their word: only stored "
+        "features (--features) show it then",
         threads="nm-testing/Qwen3-235B-A22B-EAGLE3-converted-speculators-lmsys",
         inferred="the loss, and that it is one block",
     ),

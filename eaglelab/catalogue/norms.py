@@ -37,10 +37,10 @@ FAULTS = (
         "norm_output changed its meaning in SpecForge in July 2026; it defaults to true there, not in SGLang",
         ("config", "replay"),
         "set norm_output to what replay shows was trained",
-        4,
-        ("diff:feedback", "check:wiring-mismatch"),
-        undetected="where both sides read the same flag and mean different things nothing differs: rung 2 is "
-        "low from the second draft on, and replay with the other feedback would tell",
+        2,
+        ("check:exposure-bias", "check:runtime-mismatch"),
+        undetected="placed, not named: rung 2 falls from the second draft on, or replay differs from a "
+        "server with another config; replay with the other feedback would name it",
         inferred="that positions from the second on suffer: no number was published",
         threads="vllm#46488",
         source="SpecForge#879, commit b7ce50cd",

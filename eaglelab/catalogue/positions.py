@@ -2,7 +2,7 @@
 
 from eaglelab.catalogue import Fault
 
-SAME = "where trainer and server read the same wrong config nothing differs:"
+SAME = "placed, not named, for trainer and server read the same config:"
 
 FAULTS = (
     Fault(
@@ -12,8 +12,8 @@ FAULTS = (
         "the key is missing, or spelled as transformers 5 does (rope_parameters) and not read: 1e4 is taken",
         ("config", "replay"),
         "write rope_theta and rope_parameters",
-        4,
-        ("diff:rope", "check:wiring-mismatch"),
+        2,
+        ("check:exposure-bias", "check:runtime-mismatch"),
         f"{SAME} rung 2 falls with the position, and replay with other thetas would tell",
         symptom="3.556 against 3.612; 2.387 at 1e6 against 2.497 at 1e4",
         threads="SpecForge#265 SpecForge#742 Automodel#2920 speculators#555 speculators#574 speculators#649 "
@@ -27,8 +27,8 @@ FAULTS = (
         "a null falls back to another type, buffers are lost, or an exporter adds yarn",
         ("config", "replay"),
         "the same rope on both sides",
-        4,
-        ("diff:rope", "check:wiring-mismatch"),
+        2,
+        ("check:exposure-bias", "check:runtime-mismatch"),
         f"{SAME} rung 2 falls with the position",
         symptom="worse with length",
         threads="TorchSpec#54 SpecForge#219 SpecForge#703 Automodel#2399 Automodel#3267 Automodel#2859 "
@@ -54,8 +54,7 @@ FAULTS = (
         ("config", "capture"),
         "longer training, or a window for the drafter",
         2,
-        ("diff:max_positions",),
-        "a drafter trained short is not told from a bad one yet: acceptance by position against "
+        undetected="not told from a weak drafter yet: acceptance by position against "
         "max_position_embeddings would show it",
         symptom="2.295 at 2k -> 1.090 at 16k",
         threads="vllm#48894 vllm#23072 vllm#21986 sglang#6783 sglang#3574 EAGLE#311 speculators#684",
@@ -82,8 +81,8 @@ FAULTS = (
         ("replay",),
         "correct the ids in training",
         2,
-        ("diff:step_offset", "diff:position_start"),
-        "an offset inside the trainer's code shows in no file: rung 2 is low from the second draft on",
+        ("check:exposure-bias",),
+        "placed, not named: an offset inside the trainer's code shows in no file",
         threads="SpecForge#424",
         source="SpecForge commit bcb2ec2a",
     ),

@@ -128,7 +128,7 @@ FAULTS = (
         ("config", "replay"),
         "upgrade; for SGLang rename input_layernorm of later layers (`eaglelab convert` does)",
         4,
-        ("diff:later_norm", "diff:layers", "diff:unloaded"),
+        ("diff:later_norm", "diff:unloaded"),
         symptom="the second draft collapses",
         threads="vllm#26164 vllm#33330 sglang#18112 sglang#18175 sglang#24663",
         source="sglang 0.5.23 models/llama_eagle3.py",

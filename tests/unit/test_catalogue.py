@@ -6,13 +6,18 @@ import pkgutil
 from dataclasses import fields
 
 import pytest
+import torch
+from drafters import SGLANG, SPECULATORS, TARGET, edited
 from typer.testing import CliRunner
 
 from eaglelab import catalogue, checks, cli
 from eaglelab.catalogue import Fault
+from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.checks import Check
 from eaglelab.checks.causes import CAUSES, Cause
 from eaglelab.errors import BadInput
+from eaglelab.gather import static_evidence
+from eaglelab.launch import Launch
 from eaglelab.wiring import Feed, Wiring
 
 FAULTS = catalogue.faults()
@@ -120,3 +125,97 @@ def test_as_json():
     assert sum(said["detected"].values()) == len(FAULTS)
     assert json.loads(run("sampling", "--json").stdout)["detected"] == "no"
     assert run("no-such-fault", "--json").exit_code == 2
+
+
+EAGLE3, EAGLE = "--speculative-algorithm EAGLE3", "--speculative-algorithm EAGLE"
+LAYER = "midlayer.self_attn."
+IDS = "eagle_aux_hidden_state_layer_ids"
+WINDOW = {"layer_types": ["sliding_attention"], "sliding_window": 32}
+
+
+def ones(name, *shape):
+    return {name: torch.ones(shape, dtype=torch.bfloat16)}
+
+
+# Each fault that is said to show in `trained` against `served`, done to a tiny drafter. Several: all together
+# must show every field that the entry names.
+STATIC = {
+    "eagle-flag-on-eagle3-drafter": [{"launch": EAGLE}],
+    "aux-hidden-state-off": [{"config": {"eagle_config": {"use_aux_hidden_state": False}}}],
+    "lm-head-missing": [{"drop": ["lm_head"]}],
+    "tied-head-reduced-vocab": [{"config": {"tie_word_embeddings": True}}],
+    "random-embedding-exported": [{"add": ones("embed_tokens.weight", 1024, 128)}],
+    "trained-head-replaced": [{"launch": EAGLE}, {"add": ones("embed_tokens.weight", 1024, 128)}],
+    "trained-embedding-replaced": [{"add": ones("embed_tokens.weight", 1024, 128), "base": SPECULATORS}],
+    "d2t-dropped": [{"launch": EAGLE}],
+    "midlayer-name": [{"rename": {"midlayer": "block"}}],
+    "qk-norm-or-bias-dropped": [
+        {"add": ones(LAYER + "q_norm.weight", 16)},
+        {"add": ones(LAYER + "q_proj.bias", 128)},
+    ],
+    "checkpoint-dtype": [{"config": {"torch_dtype": "float32"}}],
+    "ids-missing": [{"config": {IDS: [2, 4, 5], "eagle_config": {IDS: None}}}],
+    "norm-before-residual": [{"config": {"norm_before_residual": True}, "base": SPECULATORS}],
+    "norm-before-fc-not-applied": [{"config": {"eagle_config": {"norm_before_fc": False}}}],
+    "mrope-or-partial-rotary": [{"config": {"partial_rotary_factor": 0.5}}],
+    "sliding-window-ignored": [{"config": WINDOW}],
+    "multi-layer-drafter": [{"layers": 2}],
+    "tensors-dropped": [{"rename": {"midlayer": "block"}}],
+    "parameters-not-loaded": [{"drop": ["lm_head"]}],
+}
+
+
+def second_layer():
+    from safetensors.torch import load_file
+
+    first = {n: t for n, t in load_file(SGLANG / "model.safetensors").items() if "midlayer" in n}
+    found = {n.replace("midlayer", "layers.1"): t for n, t in first.items() if "hidden_norm" not in n}
+    narrow = {n: t[:, :128].contiguous() for n, t in found.items() if n[-15:-13] in ("q_", "k_", "v_")}
+    return found | narrow | {"layers.1.input_layernorm.weight": torch.full((128,), 0.5).bfloat16()}
+
+
+def differences(folder, launch=EAGLE3, base=SGLANG, layers=1, **changes):
+    if layers == 2:
+        changes = {"config": {"num_hidden_layers": 2}, "add": second_layer()}
+    target = open_target(TARGET)
+    checkpoint = open_checkpoint(edited(folder, base, **changes))
+    found = static_evidence(checkpoint, Launch.parse(launch, target=target.facts), target)
+    assert found.served is not None, found.missing
+    return {d.field for d in found.differences if not d.inert}
+
+
+def said_to_differ(fault):
+    return {way.partition(":")[2] for way in fault.detected_by if way.startswith("diff:")}
+
+
+def test_every_static_claim_is_tried():
+    assert {fault.slug for fault in FAULTS.values() if said_to_differ(fault)} == STATIC.keys()
+
+
+@pytest.mark.parametrize("slug", STATIC)
+def test_a_fault_shows_in_the_fields_that_its_entry_names(slug, tmp_path):
+    seen = [differences(tmp_path / str(i), **case) for i, case in enumerate(STATIC[slug])]
+    assert set().union(*seen) >= said_to_differ(FAULTS[slug])
+
+
+REFUSED = {
+    "head-dim-wrong": {"config": {"head_dim": 32}},
+    "drafter-width-differs": {"config": {"hidden_size": 64}},
+    "checkpoint-dtype": {"config": {"vocab_size": 1000}},
+}
+
+
+@pytest.mark.parametrize("slug", REFUSED)
+def test_what_inspect_is_said_to_find_it_refuses(slug, tmp_path):
+    assert "command:inspect" in FAULTS[slug].detected_by
+    with pytest.raises(BadInput, match="correct the config"):
+        open_checkpoint(edited(tmp_path / "d", SGLANG, **REFUSED[slug]))
+
+
+@pytest.mark.parametrize(
+    ("slug", "ids"), [("fc-width-differs", [1, 3]), ("id-past-the-last-layer", [1, 3, 7])]
+)
+def test_what_the_engine_is_said_to_refuse(slug, ids, tmp_path):
+    assert "check:engine-refuses-drafter" in FAULTS[slug].detected_by
+    with pytest.raises(AssertionError, match="SGLang stops|it stops"):
+        differences(tmp_path / "d", config={"eagle_config": {IDS: ids}})
