@@ -1,13 +1,14 @@
 """Diagnose: gather evidence, run the checks and the ladder, rank what failed, give one verdict.
 
 `broken` if a rung or a check failed; else `inconclusive` if rung 4, rung 5 or the static diff could not be
-measured (rungs that rest on less than half of our requests were not); else `healthy`. Causes rank before
-symptoms (a rung that fails says where acceptance is lost, a cause says why), and among causes the one whose
-undoing is predicted to bring most.
+measured (rungs that rest on less than half of our requests were not), or a check broke; else `healthy`.
+Causes rank before symptoms (a rung that fails says where acceptance is lost, a cause says why), and among
+causes the one whose undoing is predicted to bring most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ RANKS = (
     {feed.DEPTHS.fault, feed.WIDTH.fault},
 )
 LENGTH = "tokens per verify"
+RUNTIME = rungs.DROPS["runtime"].fault
 
 
 @dataclass
@@ -65,6 +67,16 @@ class Diagnosis:
     @property
     def failed(self) -> list[Finding]:
         return [f for f in self.findings if f.verdict == "failed"]
+
+    @property
+    def missing(self) -> list[Finding]:
+        """What keeps a run without a failure from being called healthy, besides numbers without a value."""
+        wanted = (RUNTIME, recorded.WHOLE.fault) if self.capture else ()
+        return [
+            f
+            for f in self.findings
+            if f.verdict == "errored" or (f.verdict == "skipped" and f.fault in wanted)
+        ]
 
     def summary(self) -> Summary:
         return records.summarise(self.findings, self.verdict, self.fault)
@@ -127,21 +139,35 @@ def run(
 
 def conclude(evidence: Evidence, price: static.Price | None = None) -> Diagnosis:
     """Run every check on the evidence and weigh the findings."""
-    found = [
-        *static.findings(evidence, price),
-        feed.widths(evidence),
-        feed.depths(evidence),
-        feed.finite(evidence),
-        weights.loaded(evidence),
-        weights.sane(evidence),
-        *rungs.findings(evidence),
-        counters.reconcile(evidence),
-        *recorded.findings(evidence),
-    ]
+    checks: dict[str, Callable[[Evidence], Finding | list[Finding]]] = {
+        static.WIRING.fault: lambda evidence: static.findings(evidence, price),
+        feed.WIDTH.fault: feed.widths,
+        feed.DEPTHS.fault: feed.depths,
+        feed.FINITE.fault: feed.finite,
+        weights.LOADED.fault: weights.loaded,
+        weights.SANE.fault: weights.sane,
+        RUNTIME: rungs.findings,
+        counters.COUNTERS.fault: counters.reconcile,
+        recorded.WHOLE.fault: recorded.findings,
+    }
+    found = [finding for fault, check in checks.items() for finding in _run(fault, check, evidence)]
     found.sort(key=_order)
     failed = [f for f in found if f.verdict == "failed"]
     verdict: Verdict = "broken" if failed else "healthy" if _measured(evidence, found) else "inconclusive"
     return Diagnosis(verdict, failed[0].fault if failed else None, found, measurements(evidence), evidence)
+
+
+def _run(
+    fault: str, check: Callable[[Evidence], Finding | list[Finding]], evidence: Evidence
+) -> list[Finding]:
+    """What a check finds. One that breaks is errored; it does not cost the findings of the others."""
+    try:
+        found = check(evidence)
+    except Exception as error:
+        line = f"{type(error).__name__}: {error}"
+        title = "a check broke: this is a fault of eaglelab's"
+        return [Finding(fault=fault, verdict="errored", title=title, evidence=[line])]
+    return found if isinstance(found, list) else [found]
 
 
 def measurements(evidence: Evidence) -> list[Measurement]:
@@ -187,9 +213,10 @@ def _order(finding: Finding) -> tuple[int, int, float]:
 
 def _measured(evidence: Evidence, found: list[Finding]) -> bool:
     """Whether there is enough to call it healthy: the diff; rungs 4 and 5 compared, on most requests."""
-    compared = any(f.fault == rungs.DROPS["runtime"].fault and f.verdict == "passed" for f in found)
-    capture = evidence.capture
-    return evidence.served is not None and compared and capture is not None and recorded.enough(capture)
+    if evidence.served is None or evidence.capture is None or any(f.verdict == "errored" for f in found):
+        return False
+    compared = any(f.fault == RUNTIME and f.verdict == "passed" for f in found)
+    return compared and recorded.enough(evidence.capture)
 
 
 def _open_features(path: str | Path | None) -> StoredFeatures | None:

@@ -155,6 +155,7 @@ class Report:
                 if m.value is None:
                     reasons.setdefault(m.reason or "", []).append(m.name)
             details += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+            details += [f"{f.fault}: {'; '.join(f.evidence)}" for f in found.missing]
         else:
             first = found.failed[0]
             headline = first.title[:1].upper() + first.title[1:] + "."

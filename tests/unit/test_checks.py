@@ -82,8 +82,21 @@ def test_lost_requests_are_said_and_most_of_them_must_be_there(golden, tmp_path)
 
     most = diagnose.conclude(replace(golden, capture=changed(tmp_path / "most", lose_more)))
     assert (most.verdict, most.failed) == ("inconclusive", [])
+    assert [f.fault for f in most.missing] == ["capture-incomplete"]
     evidence = one(most, "capture-incomplete").evidence
     assert "eaglelab-x-0002 is lost: nothing of it was captured" in evidence
+
+
+def test_a_check_that_breaks_costs_neither_the_others_nor_a_healthy_verdict(golden, monkeypatch):
+    def broken(_):
+        raise KeyError("injected")
+
+    monkeypatch.setattr(feed, "depths", broken)
+    found = diagnose.conclude(golden)
+    assert (found.verdict, found.summary().errored) == ("inconclusive", 1)
+    (errored,) = found.missing
+    assert (errored.fault, errored.evidence) == ("feed-depths", ["KeyError: 'injected'"])
+    assert one(found, "feed-width").verdict == "passed"
 
 
 def two_ranks(folder, change=None, kind="decode_extend", dropped=()):

@@ -76,3 +76,15 @@ def test_provenance_names_the_drafter_by_its_bytes_and_can_be_repeated(tmp_path)
     facts = static(tmp_path, "EAGLE3").found.facts
     assert facts["drafter"]["depths"] == (2, 4, 5) and len(facts["drafter"]["sha256"]) == 64
     assert facts["launch"]["steps"] == 5 and facts["command"].startswith("eaglelab report --drafter ")
+
+
+def test_inconclusive_for_want_of_requests_says_so(tmp_path):
+    """Every number was measured, but on too few requests; nothing else would tell."""
+    found = diagnose.run(
+        drafter=DATA / "drafter-sglang", target=DATA / "target", capture=DATA / "golden-capture"
+    )
+    found.capture.sent.update({f"lost-{i}": {} for i in range(3)})
+    found = diagnose.conclude(found.evidence)
+    params = ReportParams.model_construct(drafter=str(DATA / "drafter-sglang"))
+    text = read(report.Report(params, tmp_path, found).verdict()).text
+    assert text.startswith("? inconclusive") and "2 of 5 generations were captured whole" in text
