@@ -50,7 +50,7 @@ def run(
     from eaglelab.page import render
     from eaglelab.runner import run_notebook
 
-    out = _out(params)
+    out = run_folder(params)
     runs.check_out(out)
     preflight(params, api_key or os.environ.get(KEY))
     title = f"eaglelab report {out.name}"
@@ -65,7 +65,7 @@ def run(
     )
 
 
-def _out(params: ReportParams) -> Path:
+def run_folder(params: ReportParams) -> Path:
     """Where this run's files go: as asked, else runs/ and the time (UTC)."""
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     return Path(params.out) if params.out else Path("runs").absolute() / stamp
@@ -101,7 +101,7 @@ def gather(params: ReportParams, folder: Path, key: str | None, progress: Progre
 
 def measure(params: ReportParams) -> Report:
     """For notebooks: gather, and compare with the baseline. The key comes from EAGLELAB_API_KEY."""
-    folder = Path(os.environ.get("EAGLELAB_WORK") or _out(params))
+    folder = Path(os.environ.get("EAGLELAB_WORK") or run_folder(params))
     folder.mkdir(parents=True, exist_ok=True)
     return Report(params, folder, gather(params, folder, os.environ.get(KEY), teller()))
 
@@ -176,12 +176,12 @@ class Report:
     def ladder(self) -> Any:
         """The ladder as a figure."""
         figure = plots.ladder(plots.bars(self.found.ladder), self.found.evidence.launch.steps + 1)
-        return self._figure("ladder", figure, "accept length per rung")
+        return self.figure("ladder", figure, "accept length per rung")
 
     def acceptance(self) -> Any:
         """Acceptance per draft position, a line a rung."""
         figure = plots.acceptance(plots.bars(self.found.ladder))
-        return self._figure("acceptance", figure, "acceptance per draft position")
+        return self.figure("acceptance", figure, "acceptance per draft position")
 
     def sites(self) -> Html:
         """Width of what is fed at each site, and the depth of each chunk of it."""
@@ -197,16 +197,16 @@ class Report:
 
     def chunks(self) -> Any:
         """Statistics of the hidden states per chunk, as a figure."""
-        found = self._chunks()
+        found = self.chunk_stats()
         if not found:
             return panel(f"No statistics: {self.found.evidence.why_not('stats')}")
-        return self._figure("chunks", plots.chunks(found), "row norms and values of each chunk")
+        return self.figure("chunks", plots.chunks(found), "row norms and values of each chunk")
 
     def chunks_table(self) -> Html:
         """The same in numbers."""
-        return tables.chunks_table(self._chunks())
+        return tables.chunks_table(self.chunk_stats())
 
-    def _chunks(self) -> list[Any]:
+    def chunk_stats(self) -> list[Any]:
         """Chunk statistics, under the names that the chunks were recognised by."""
         evidence = self.found.evidence
         stats, named = evidence.stats, evidence.depths.chunks if evidence.depths else ()
@@ -252,7 +252,7 @@ class Report:
     def values(self) -> dict[str, float | None]:
         return {m.name: m.value for m in self.found.measurements}
 
-    def _figure(self, name: str, figure: Any, alt: str) -> Any:
+    def figure(self, name: str, figure: Any, alt: str) -> Any:
         """Save a figure beside the records, note it as one, and hand it to the notebook as a picture."""
         from IPython.display import Image
 

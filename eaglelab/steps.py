@@ -10,7 +10,7 @@ import torch
 from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
-from eaglelab.simulate import Speculation, captured_text
+from eaglelab.simulate import Speculation, Text, captured_text
 
 if TYPE_CHECKING:
     from eaglelab.capture import Capture
@@ -50,13 +50,23 @@ class View:
     tree: bool
 
 
-def view(capture: Capture, drafter: Drafter, rid: str, number: int = 0, choices: int = 3) -> View:
-    """Round `number` of a captured request, drafted again with every stage read. BadInput: there is none."""
+def view(
+    capture: Capture,
+    drafter: Drafter,
+    rid: str,
+    number: int = 0,
+    choices: int = 3,
+    text: Text | None = None,
+) -> View:
+    """Round `number` of a captured request, drafted again with every stage read. BadInput: there is none.
+
+    text: the same request under another feed (`simulate.reprefilled_text`); default: the rows as captured.
+    """
     trace = capture.requests.get(rid)
     if trace is None or not 0 <= number < len(trace.rounds):
         have = "no such request" if trace is None else f"it has {len(trace.rounds)} rounds"
         raise BadInput(f"request {rid}, round {number}: {have}; requests: {', '.join(capture.requests)}")
-    text, happened = captured_text(trace), trace.rounds[number]
+    text, happened = text or captured_text(trace), trace.rounds[number]
     n, speculation = happened.n, Speculation.of(capture.launch)
     reader = _Reader(drafter, choices)
     state = Drafting.over(drafter, text.tokens[: n + 1], text.features[:n], reader)

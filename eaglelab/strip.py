@@ -121,15 +121,22 @@ def _legend() -> Html:
     return element("p", *map(Html, named), f"  {tail}", style="font-size:12px")
 
 
-def of_evidence(evidence: Evidence) -> Html:
-    """The first complete request of a diagnosis: what the server drafted and what the target took of it."""
-    requests = evidence.capture.requests.values() if evidence.capture else ()
-    trace = next((t for t in requests if t.state == "complete" and t.rounds), None)
-    if trace is None:
-        return panel(f"No prompt to replay: {evidence.why_not('capture')}")
-    word = vocabulary(
+def words(evidence: Evidence) -> Callable[[int], str | None]:
+    """Token id -> text, by the tokenizer of the target or of the drafter, as far as one lies here."""
+    return vocabulary(
         [evidence.target and evidence.target.path, evidence.launch.target_path, evidence.checkpoint.path]
     )
+
+
+def of_evidence(evidence: Evidence, rid: str | None = None) -> Html:
+    """One request of a diagnosis (default: the first complete one): what the server drafted and what the
+    target took of it."""
+    requests = evidence.capture.requests.values() if evidence.capture else ()
+    whole = (t for t in requests if t.state == "complete" and t.rounds and rid in (None, t.rid))
+    trace = next(whole, None)
+    if trace is None:
+        return panel(f"No prompt to replay: {evidence.why_not('capture')}")
+    word = words(evidence)
     chances = _chances(evidence, trace)
     steps = []
     for r in trace.rounds:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from eaglelab import baseline
 from eaglelab.html import Html, code, element, escape, lines, outcome, panel, table
 
 if TYPE_CHECKING:
+    from eaglelab.drift import Drift
     from eaglelab.evidence import Evidence
+    from eaglelab.misses import TokenLoss
     from eaglelab.records import Measurement
 
 
@@ -135,3 +138,140 @@ def comparison_table(movements: Sequence[baseline.Movement], source: str) -> Htm
     rows = [(m.name, m.before, m.after, m.moved, m.margin, m.how) for m in moved]
     caption = f"{len(moved)} of {len(movements)} measurements moved since {source}; {baseline.RULE}"
     return table(("measurement", "before", "now", "moved by", "95 % interval ±", "how"), rows, caption)
+
+
+def outliers_table(chunks: Sequence[Any], most: int = 5) -> Html:
+    """Dimensions that stand out of each chunk (stats.ChunkStats), the largest first."""
+    rows = [
+        (c.name, o.dimension, o.rms, o.rms_ratio, o.peak, o.peak_ratio)
+        for c in chunks
+        for o in c.outliers[:most]
+    ]
+    if not rows:
+        return panel(
+            "No dimension stands out: none has 6 times the median rms, or 1000 times the median value."
+        )
+    header = ("chunk", "dimension", "rms", "x median rms", "peak", "x median value")
+    total = sum(len(c.outliers) for c in chunks)
+    return table(header, rows, f"{len(rows)} of {total} outlier dimensions; at most {most} a chunk")
+
+
+def drift_table(found: Sequence[Drift]) -> Html:
+    """Stored against served, a line a chunk."""
+    same = found[0].way == "same positions"
+    header = ["chunk", "stored rows", "served rows", "row norm stored", "served", "dims moved > 1 sd", "KS"]
+    header += ["median error", "90 %", "cosine"] if same else []
+    rows = []
+    for d in found:
+        row: list[object] = [d.name, *d.rows, *d.norms, f"{d.moved} of {len(d.shifts)}", d.distance]
+        rows.append(row + ([d.error, d.error_p90, d.cosine] if same else []))
+    words = (
+        f"the same texts at the same positions ({found[0].source}); error = |served - stored| / |stored|"
+        if same
+        else "different texts, so distributions only: part of what differs is the text"
+    )
+    return table(header, rows, f"{words}; KS = largest gap between the two distributions of values, 0 to 1")
+
+
+def names_table(evidence: Evidence) -> Html:
+    """Every parameter of the engine's drafter: which tensors of which file fill it, and what is live."""
+    if evidence.loading is None:
+        return panel(f"What this engine loads is not known: {evidence.why_not('served')}")
+    tensors = evidence.checkpoint.tensors
+    live: dict[str, list[Any]] = {}
+    for matches in (evidence.live or {}).values():
+        for m in matches:
+            live.setdefault(m.param, []).append(m)
+    rows: list[tuple[object, ...]] = []
+    for name, source in evidence.loading.params.items():
+        file = [
+            tensors[t].name_in_file if source.kind != "target" and t in tensors else t for t in source.tensors
+        ]
+        shapes = [" × ".join(map(str, tensors[t].shape)) for t in source.tensors if t in tensors]
+        came = outcome("failed") if source.kind in ("initial", "partial") else source.kind
+        rows.append((name, came, lines(file) or None, lines(shapes), _live(live.pop(name, []))))
+    rows += [(name, "not a parameter", None, "", _live(found)) for name, found in live.items()]
+    words = (
+        "live: sha256 of the server's tensor against the file's, after the engine's cast, fusion and sharding"
+    )
+    header = ("engine parameter", "filled from", "tensors in the file", "shapes", "live")
+    return table(header, rows, f"{len(rows)} parameters; {words}")
+
+
+def _live(matches: Sequence[Any]) -> object:
+    if not matches:
+        return None
+    worst = min(matches, key=lambda m: (m.equal is not False, m.equal is not None))
+    word = "failed" if worst.equal is False else "skipped" if worst.equal is None else "passed"
+    said = f"equal on {len(matches)} rank(s)" if worst.equal else worst.why
+    return Html(f"{outcome(word)} {escape(said)}")
+
+
+def lost_names_table(evidence: Evidence) -> Html:
+    """What is lost on the way from the file to the engine: unknown, dropped, replaced, left at random."""
+    loading = evidence.loading
+    rows = [("in the file, known to no dialect", ", ".join(evidence.original.unknown) or "none")]
+    if loading:
+        rows += [
+            (
+                "in the file, taken by no parameter: dropped without a word",
+                ", ".join(loading.dropped) or "none",
+            ),
+            ("loaded, then replaced by the target's", ", ".join(loading.replaced) or "none"),
+            (
+                "in the engine, filled by nothing: left at its initial values",
+                ", ".join(loading.initial) or "none",
+            ),
+        ]
+    return table(("what", "names"), rows, "Names that do not meet")
+
+
+def sides_table(evidence: Evidence) -> Html:
+    """Feed and wiring side by side, every field; those that differ are marked and come first."""
+    if evidence.served is None:
+        return panel(f"This engine would not serve the drafter: {evidence.why_not('served')}")
+    differ: dict[tuple[str, str], Any] = {(d.part, d.field): d for d in evidence.differences}
+    rows = []
+    for part, i in (("feed", 0), ("wiring", 1)):
+        before, after = (vars(side[i]) for side in (evidence.trained, evidence.served))
+        for name, value in before.items():
+            d = differ.get((part, name))
+            mark = "" if d is None else "≠ inert" if d.inert else element("b", "≠ counts")
+            rows.append((f"{part}.{name}", _value(value), _value(after[name]), mark))
+    rows.sort(key=lambda row: ["≠ counts" not in row[3], row[3] == ""])
+    return table(
+        ("field", "trained", "served", ""), rows, "What the drafter is fed (feed) and does with it (wiring)"
+    )
+
+
+def _value(value: Any) -> str:
+    if is_dataclass(value):
+        return ", ".join(f"{k} {_value(v)}" for k, v in vars(value).items())
+    return ", ".join(map(_value, value)) or "none" if isinstance(value, (list, tuple)) else str(value)
+
+
+def tokens_table(found: Sequence[TokenLoss], word: Any, most: int = 15) -> Html:
+    """Tokens that the drafts missed most often."""
+    rows = []
+    for t in found[:most]:
+        if not t.missed:
+            break
+        text = word(t.token)
+        draftable = {None: "not known", True: "yes", False: element("b", "no: it can never be drafted")}
+        rows.append(
+            (
+                t.token,
+                None if text is None else repr(text),
+                t.missed,
+                t.found,
+                t.share,
+                draftable[t.draftable],
+            )
+        )
+    never = sum(t.missed for t in found if t.draftable is False)
+    total = sum(t.missed for t in found)
+    caption = (
+        f"{total} misses, {never} of tokens outside the draft vocabulary; the {len(rows)} most missed tokens"
+    )
+    header = ("token id", "text", "missed", "drafted right", "share missed", "in the draft vocabulary")
+    return table(header, rows, caption)
