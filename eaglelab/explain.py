@@ -143,7 +143,12 @@ def explain(
         notes.append("a tree's rate counts all its nodes: it cannot be compared with a chain's")
     if pasted.kind == "vLLM V0's log":
         notes.append(V0_RATE)
-    if pasted.kind == "SGLang's response":
+    if pasted.responses > 1:
+        notes.append(
+            f"{pasted.responses} responses, pooled: sums of their counters. A mean of their lengths or rates "
+            "would weigh a short answer as much as a long one"
+        )
+    elif pasted.kind == "SGLang's response":
         notes += _per_request(pasted)
     for name in pasted.figures:
         if name not in figures and pasted.kind != "vLLM V0's log":

@@ -38,21 +38,22 @@ COUNTS = {
         r"\bspec_num_correct_drafts['\"]?\s*[=:]\s*(\d+)",
         r"\bspec_accept_token_num['\"]?\s*[=:]\s*(\d+)",
         r"\bAccepted: (\d+) tokens",
-        rf"\bvllm:spec_decode_num_accepted_tokens(?:_total)?{LABELS}\s+{NUMBER}",
+        rf"\bvllm:spec_decode_num_accepted_tokens(?:_total)?(?P<labels>{LABELS})\s+{NUMBER}",
     ),
     "proposed": (
         r"\bspec_num_proposed_drafts['\"]?\s*[=:]\s*(\d+)",
         r"\bspec_draft_token_num['\"]?\s*[=:]\s*(\d+)",
         r"\bDrafted: (\d+) tokens",
-        rf"\bvllm:spec_decode_num_draft_tokens(?:_total)?{LABELS}\s+{NUMBER}",
+        rf"\bvllm:spec_decode_num_draft_tokens(?:_total)?(?P<labels>{LABELS})\s+{NUMBER}",
     ),
     "verifies": (
         r"\bspec_verify_ct['\"]?\s*[=:]\s*(\d+)",
-        rf"\bvllm:spec_decode_num_drafts(?:_total)?{LABELS}\s+{NUMBER}",
+        rf"\bvllm:spec_decode_num_drafts(?:_total)?(?P<labels>{LABELS})\s+{NUMBER}",
     ),
     "completion": (r"\bcompletion_tokens['\"]?\s*[=:]\s*(\d+)",),
     "steps": (r"\bNumber of speculative tokens: (\d+)",),
 }
+BY_POSITION = rf"\bvllm:spec_decode_num_accepted_tokens_per_pos(?:_total)?(?P<labels>{LABELS})\s+{NUMBER}"
 POSITIONS = r"Per-position acceptance rate: ((?:\d+\.\d+(?:, )?)+)"
 
 
@@ -67,33 +68,41 @@ class Figure:
 @dataclass(frozen=True)
 class Pasted:
     """What a text says of acceptance. `figures`: length, rate (a share, also where printed in %), efficiency;
-    `positions`: share of rounds in which draft 1, 2, ... was accepted; `counts`: correct, proposed, ...
+    `positions`: share of rounds in which draft 1, 2, ... was accepted; `counts`: correct, proposed, ...,
+    added up over `responses` and over the engines of one scrape.
     """
 
     kind: Kind
     figures: dict[str, Figure] = field(default_factory=dict)
     positions: tuple[Figure, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    responses: int = 1
 
 
 def parse(text: str) -> Pasted:
-    """The figures in a text; of several lines, the last. BadInput if it holds none."""
-    figures, counts = {}, {}
+    """The figures in a text; of several log lines, the last; of several responses, their counters' sums.
+
+    BadInput if it holds none.
+    """
+    figures: dict[str, Figure] = {}
+    counts: dict[str, int] = {}
+    responses = max(1, len(re.findall(COUNTS["verifies"][0], text)))
     for name, patterns in FIGURES.items():
         if match := _last(patterns, text):
             percent = text[match.end() : match.end() + 1] == "%"
             figures[name] = _figure(match[1], percent)
     for name, patterns in COUNTS.items():
-        if match := _last(patterns, text):
-            counts[name] = int(float(match[1]))
-    listed = list(re.finditer(POSITIONS, text))
-    positions = tuple(_figure(p) for p in listed[-1][1].strip(", ").split(", ")) if listed else ()
+        if (total := _count(patterns, text, responses)) is not None:
+            counts[name] = total
+    if responses > 1:  # each has its own length and rate: only what they counted can be put together
+        figures.clear()
+    positions = _positions(text, counts.get("verifies"))
     if not (figures or positions or {"correct", "verifies"} <= counts.keys()):
         raise BadInput(
             f"no figure of acceptance in {text[:60]!r}: paste a line with 'accept len: ...', 'accept rate: "
             "...', the meta_info of a response, or vLLM's 'SpecDecoding metrics: ...'"
         )
-    return Pasted(_kind(text), figures, positions, counts)
+    return Pasted(_kind(text), figures, positions, counts, responses)
 
 
 def _kind(text: str) -> Kind:
@@ -108,6 +117,29 @@ def _kind(text: str) -> Kind:
 def _last(patterns: tuple[str, ...], text: str) -> re.Match[str] | None:
     found = [match for pattern in patterns for match in re.finditer(pattern, text)]
     return max(found, key=lambda match: match.start(), default=None)
+
+
+def _count(patterns: tuple[str, ...], text: str, responses: int) -> int | None:
+    """Added up over responses, and over the label sets of a metric (engines); else the last."""
+    for pattern in patterns:
+        found = list(re.finditer(pattern, text))
+        if found and "labels" in found[0].groupdict():
+            return round(sum(float(n) for n in {m["labels"]: m[2] for m in found}.values()))
+        if found:
+            return sum(int(m[1]) for m in found) if responses > 1 else int(found[-1][1])
+    return None
+
+
+def _positions(text: str, verifies: int | None) -> tuple[Figure, ...]:
+    if listed := list(re.finditer(POSITIONS, text)):
+        return tuple(_figure(p) for p in listed[-1][1].strip(", ").split(", "))
+    counted: dict[int, float] = {}
+    for labels, n in {m["labels"]: m[2] for m in re.finditer(BY_POSITION, text)}.items():
+        if where := re.search(r'position="(\d+)"', labels):
+            counted[int(where[1])] = counted.get(int(where[1]), 0.0) + float(n)
+    if not verifies or sorted(counted) != list(range(len(counted))):
+        return ()
+    return tuple(Figure(counted[i] / verifies, 1e-9) for i in range(len(counted)))
 
 
 def _figure(text: str, percent: bool = False) -> Figure:

@@ -129,6 +129,34 @@ def test_a_response_is_read_by_its_counters():
     assert found.notes[0] == "its length 1.07 counts the prefill's token too; 1 + correct / verifies is 1.05"
 
 
+def test_several_responses_are_pooled_by_their_counters():
+    other = RESPONSE | {"spec_num_correct_drafts": 57, "spec_num_proposed_drafts": 100, "spec_verify_ct": 20}
+    found = explain.explain(json.dumps([{"meta_info": RESPONSE}, {"meta_info": other}]))
+    assert found.shape == Shape(5, 6) and found.pasted.responses == 2
+    (reading,) = found.readings
+    assert reading.correct == pytest.approx(60 / 80)
+    assert found.notes[0].startswith("2 responses, pooled")
+
+
+def test_vllm_metrics_are_added_over_engines_and_counted_by_position():
+    lines = [
+        f'vllm:spec_decode_{name}{{engine="{e}"{more}}} {value}'
+        for e in (0, 1)
+        for name, more, value in (
+            ("num_drafts_total", "", 50.0),
+            ("num_draft_tokens_total", "", 100.0),
+            ("num_accepted_tokens_total", "", 60.0),
+            ("num_accepted_tokens_per_pos_total", ',position="0"', 40.0),
+            ("num_accepted_tokens_per_pos_total", ',position="1"', 20.0),
+        )
+    ]
+    found = explain.explain("\n".join(lines))
+    assert found.pasted.counts == {"correct": 120, "proposed": 200, "verifies": 100}
+    assert [p.value for p in found.pasted.positions] == [0.8, 0.4]
+    (reading,) = found.readings
+    assert found.shape == Shape(2, 3) and reading.correct == pytest.approx(1.2)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("hello", "no figure of acceptance"), ("accept rate: 0.20", "give --steps"), ("", "no figure")],
