@@ -13,6 +13,7 @@ from typing import Any
 from eaglelab import __version__
 from eaglelab.assemble import assemble
 from eaglelab.capture import SCHEMA, Capture
+from eaglelab.counters import abortion
 from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt, as_prompts
 from eaglelab.server import Answer, Server, ServerFacts
@@ -190,11 +191,13 @@ def _reprefill(
     texts = {
         rid: sent["input_ids"] + sent["output_ids"]
         for rid, sent in meta["requests"].items()
-        if sent["input_ids"] is not None and sent["output_ids"] is not None
+        if sent["input_ids"] is not None and sent["output_ids"] is not None and abortion(sent) is None
     }
     state.update(state="done", depths=wanted)
     if len(texts) < len(meta["requests"]):
-        state["reason"] = f"{len(meta['requests']) - len(texts)} texts have no known token ids"
+        state["reason"] = (
+            f"{len(meta['requests']) - len(texts)} texts were aborted, or have no known token ids"
+        )
     show("re-prefill", 0, len(texts))
     for done, (rid, text) in enumerate(texts.items(), 1):
         if len(text) > room:

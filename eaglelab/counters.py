@@ -18,6 +18,19 @@ class Answer:
     text: str | None
     meta_info: dict[str, Any]
 
+    @property
+    def aborted(self) -> str | None:
+        """The server's words where it gave the request up; None where it answered."""
+        return abortion(self.meta_info)
+
+
+def abortion(meta: dict[str, Any]) -> str | None:
+    """What a `finish_reason` of type "abort" says; None for any other."""
+    reason = meta.get("finish_reason")
+    if not isinstance(reason, dict) or reason.get("type") != "abort":
+        return None
+    return str(reason.get("message"))[:300]
+
 
 @dataclass(frozen=True)
 class Counters:

@@ -153,7 +153,10 @@ class Server:
         ignore_eos: bool = False,
         timeout: float = 1800.0,
     ) -> list[Answer]:
-        """One batch, greedy, a fresh cache salt each. All prompts are token ids, or all are texts."""
+        """One batch, greedy, a fresh cache salt each. All prompts are token ids, or all are texts.
+
+        Some of the answers may be `aborted`; AttachError if all are.
+        """
         rids = rids or [f"eaglelab-{secrets.token_hex(8)}" for _ in prompts]
         body = {
             "text" if isinstance(prompts[0], str) else "input_ids": prompts,
@@ -168,14 +171,15 @@ class Server:
         found = []
         for rid, answer in zip(rids, answers, strict=True):
             meta = answer.get("meta_info") or {}
-            reason = meta.get("finish_reason") or {}
-            if isinstance(reason, dict) and reason.get("type") == "abort":
-                raise AttachError(f"{self.url}: a request was aborted: {str(reason.get('message'))[:300]}")
             found.append(Answer(rid, answer.get("output_ids"), answer.get("text"), meta))
+        if all(a.aborted is not None for a in found):
+            raise AttachError(f"{self.url}: every request was aborted: {found[0].aborted}")
         return found
 
     def counters(self, answers: list[Answer], facts: ServerFacts | None = None) -> Counters:
         """SGLang's counters, summed over `answers`; `measurements` gives them names and definitions."""
+
+        answers = [answer for answer in answers if answer.aborted is None]
 
         def total(name: str) -> int | None:
             if answers and not any(name in a.meta_info for a in answers):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from eaglelab.counters import abortion
+
 if TYPE_CHECKING:
     from eaglelab.capture import Capture, Event
 
@@ -157,7 +159,8 @@ def build_traces(capture: Capture) -> dict[str, Trace]:
                     if trace.state != "partial":
                         _step(event, j, trace, drafts, gone)
     for rid, trace in traces.items():
-        _finish(trace, gone.get(rid))
+        words = abortion(capture.sent.get(rid, {}))
+        _finish(trace, gone.get(rid) or (None if words is None else f"the server aborted it: {words}"))
     return traces
 
 

@@ -168,7 +168,7 @@ def test_generation_is_greedy_and_never_cached():
     assert body["sampling_params"] == {"temperature": 0, "max_new_tokens": 5, "ignore_eos": False}
     assert len(set(body["cache_salt"])) == 2
     aborted = [{"meta_info": {"finish_reason": {"type": "abort", "message": "too long"}}}]
-    with pytest.raises(AttachError, match="aborted: too long"):
+    with pytest.raises(AttachError, match="every request was aborted: too long"):
         client(**{"/generate": aborted}).generate(["x"])
 
 
@@ -316,6 +316,27 @@ def test_a_capture_is_collected_whole(tmp_path):
     assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == ["out"]
     for path in (tmp_path / "deep" / "out").iterdir():
         assert KEY.encode() not in path.read_bytes()
+
+
+def test_one_aborted_request_does_not_cost_the_others(tmp_path):
+    """It is told as partial, its counters are left out, and its text is not sent again."""
+    made = Armed(tmp_path / "spool")
+
+    def generate(request):
+        answers = Armed.generate(made, request)
+        counted = {"spec_num_correct_drafts": 2, "spec_verify_ct": 2}
+        answers[0]["meta_info"] = counted
+        gone = {"type": "abort", "message": "it took too long"}
+        answers[1] = {"output_ids": [], "meta_info": {"spec_verify_ct": 9, "finish_reason": gone}}
+        return answers
+
+    made.answers["/generate"] = generate
+    capture = capture_server(made.server(), made.prompts(), tmp_path / "out", progress=quiet)
+    first, second = capture.requests.values()
+    assert first.state == "complete"
+    assert (second.state, second.why) == ("partial", "the server aborted it: it took too long")
+    values = {m["name"]: m["value"] for m in capture.meta["measurements"]}
+    assert values["accept_length.server"] == 2.0
 
 
 def test_an_existing_folder_is_never_touched(tmp_path):
