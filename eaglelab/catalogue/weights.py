@@ -129,10 +129,9 @@ FAULTS = (
         "in EAGLE, SGLang, vLLM, speculators and SpecForge d2t is target id minus draft id; elsewhere it is "
         "the target id itself",
         ("tensors",),
-        "subtract arange before export",
-        2,
-        undetected="not named yet: d2t + arange must rise strictly, stay below the vocabulary and equal the "
-        "true entries of t2d",
+        "subtract arange before export; `eaglelab convert` writes offsets",
+        4,
+        ("check:engine-refuses-drafter", "diff:vocab_map"),
         symptom="tokens out of range, or shifted",
         threads="EAGLE#222",
         source="a TorchSpec helper indexes lm_head[d2t]",
