@@ -227,8 +227,15 @@ def _describe(meta: dict[str, Any], facts: ServerFacts, status: dict[str, Any]) 
             wanted = ("seen", "written", "dropped", "dropped_rids", "bytes", "errors", "last_error")
             meta["ranks"][rank] = {"primary": said["primary"], **{k: session[k] for k in wanted}}
     meta["limits"] = limits(facts)
-    notes = {rank: said["parameters"] for rank, said in ranks.items()}
-    meta["rank_notes"] = {rank: note for rank, note in notes.items() if note != "done"}
+    meta["rank_notes"] = {rank: note for rank, said in ranks.items() if (note := _note(said))}
+
+
+def _note(said: dict[str, Any]) -> str:
+    """What went wrong in a rank's probe outside its session: parameters not read, errors of its own."""
+    found = [said["parameters"]] if said["parameters"] != "done" else []
+    if said.get("errors"):
+        found.append(f"errors in the probe since the server started {said['errors']}: {said['last_error']}")
+    return "; ".join(found)
 
 
 def limits(facts: ServerFacts) -> list[str]:

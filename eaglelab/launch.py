@@ -151,10 +151,6 @@ class Launch:
         value = dict(self.flags).get(name)
         return None if value is None else " ".join(shlex.split(value))
 
-    @property
-    def is_chain(self) -> bool:
-        return self.topk == 1
-
     def command(self) -> str:
         """The flags as text, ready for a shell."""
         words = []

@@ -44,7 +44,7 @@ def off(worker: Any) -> str | None:
     if engine.parallel("pp_size", 1) > 1:
         return "the server is pipeline parallel"
     if not engine.graph_backend_disabled("PREFILL", worker):
-        return "prefill replays CUDA graphs; relaunch with --cuda-graph-backend-prefill disabled"
+        return "prefill replays CUDA graphs (by reading); relaunch with --cuda-graph-backend-prefill disabled"
     if inner_model(worker) is None:
         return f"{type(engine.target_model(worker)).__name__} does not collect hidden states by layer"
     return None

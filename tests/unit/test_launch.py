@@ -37,7 +37,7 @@ def test_a_whole_command_line():
         flags=(("--trust-remote-code", ""), ("--cuda-graph-bs", "1 2 4"), ("--mem-fraction-static", "-1")),
     )
     assert launch.flag("--trust-remote-code") == "" and launch.flag("--cuda-graph-bs") == "1 2 4"
-    assert launch.flag("--kv-cache-dtype") is None and launch.is_chain
+    assert launch.flag("--kv-cache-dtype") is None and launch.topk == 1
     assert launch.command() == (
         "--speculative-algorithm EAGLE3 --speculative-num-steps 5 --speculative-eagle-topk 1 "
         "--speculative-num-draft-tokens 6 --speculative-draft-model-path '/my drafts/k' "

@@ -318,6 +318,22 @@ def test_a_capture_is_collected_whole(tmp_path):
         assert KEY.encode() not in path.read_bytes()
 
 
+def test_errors_of_a_ranks_probe_are_in_the_capture(tmp_path):
+    """Those outside the session too, as of a re-prefill that could not be planned."""
+    made = Armed(tmp_path / "spool")
+    plain = made.status
+
+    def status(*_):
+        said = plain()
+        said["ranks"]["dp0.tp0"] |= {"errors": {"reprefill": 1}, "last_error": "reprefill: KeyError: 'x'"}
+        return said
+
+    made.answers["/eaglelab/status"] = status
+    capture = capture_server(made.server(), made.prompts(), tmp_path / "out", progress=quiet)
+    (problem,) = [p for p in capture.problems if "since the server started" in p.text]
+    assert problem.where == "rank dp0.tp0" and problem.text.endswith("reprefill: KeyError: 'x'")
+
+
 def test_one_aborted_request_does_not_cost_the_others(tmp_path):
     """It is told as partial, its counters are left out, and its text is not sent again."""
     made = Armed(tmp_path / "spool")
