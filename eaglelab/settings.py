@@ -233,11 +233,17 @@ def read_latent(config: dict, where: str) -> Settings:
 
 def _flat(config: dict, where: str, values: dict[str, Any]) -> dict[str, Any]:
     nested = field(config, "eagle_config", dict, where, None) or {}
-    ids = read_ids(nested, f"{where}: eagle_config")
+    ids, outer = read_ids(nested, f"{where}: eagle_config"), read_ids(config, where)
+    if None not in (ids, outer) and ids != outer:
+        raise BadInput(
+            f"{where}: field 'eagle_aux_hidden_state_layer_ids' is {list(outer or ())} at the top level, "
+            f"which vLLM reads first, and {list(ids or ())} in eagle_config, which SGLang reads. Which "
+            "was it trained with? Correct the other"
+        )
     return dict(
         target_hidden_size=field(config, "target_hidden_size", int, where, values["hidden_size"]),
         draft_vocab_size=field(config, "draft_vocab_size", int, where, values["vocab_size"]),
-        ids=ids if ids is not None else read_ids(config, where),
+        ids=ids if ids is not None else outer,
         norm_before_fc=bool(nested.get("norm_before_fc", config.get("norm_before_fc"))),
         fc_norm=bool(config.get("fc_norm") or config.get("use_aux_norm")),
         norm_before_residual=bool(config.get("norm_before_residual")),

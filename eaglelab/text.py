@@ -95,6 +95,9 @@ def drafter(path: Path, target: str, launch: str, engine: str, statistics: bool)
             if "mean" in t
         ]
         parts.append("tensors:\n" + rows(table))
+    if said["trained"] is None:  # not modelled: the names and widths are all there is to say
+        parts.append("tensors:\n" + rows((n, t["dtype"], t["shape"]) for n, t in said["tensors"].items()))
+    parts += [f"note: {note}" for note in said["notes"]]
     for reason in said["refusals"]:
         parts.append(f"this engine would not serve it: {reason}")
     if said["loading"]:

@@ -8,6 +8,7 @@ from drafters import SGLANG, TARGET
 from safetensors.torch import load_file
 from spellings import SPELLINGS, latent, spelled
 
+from eaglelab import text
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.convert import convert, plan, view
 from eaglelab.describe import describe
@@ -153,6 +154,14 @@ def test_an_old_file_that_leaves_out_the_residual_is_a_question(tmp_path):
         open_checkpoint(folder)
 
 
+def test_ids_that_contradict_each_other_are_a_question(tmp_path):
+    folder = spelled(tmp_path / "d", "sglang", config={"eagle_aux_hidden_state_layer_ids": [2, 4, 5]})
+    with pytest.raises(
+        BadInput, match=r"is \[2, 4, 5\] at the top level, .* and \[1, 3, 4\] in eagle_config"
+    ):
+        open_checkpoint(folder)
+
+
 def test_the_last_layer_listed_for_the_teacher_is_not_fed(tmp_path):
     config = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5, 7]}
     assert opened(tmp_path / "d", "speculators", config=config).depths == (2, 4, 5)
@@ -265,6 +274,8 @@ def test_latent_attention_is_read_and_said_not_to_be_supported(tmp_path, prefix)
     assert report["trained"] is report["served"] is report["loading"] is None
     assert "(MLA)" in report["refusals"][0] and "not supported yet" in report["refusals"][0]
     assert report["settings"]["latent"]["kv_lora_rank"] == 32
+    _, said = text.drafter(drafter.path, "", "", "sglang==0.5.23", False)
+    assert "layers.0.self_attn.kv_b_proj.weight" in said and "[256, 32]" in said and "q rank 48" in said
     for attempt in (
         lambda: trained(drafter),
         lambda: plan(drafter, "vllm"),
