@@ -133,6 +133,16 @@ def test_vllm_or_angelslim_is_a_question_only_where_ids_are_given(tmp_path):
     assert open_checkpoint(folder, "vllm").depths == (1, 3, 4)
 
 
+@pytest.mark.parametrize("name", ["angelslim", "vllm"])
+def test_a_tie_that_ties_nothing(tmp_path, name):
+    """Their classes make a head of their own whatever tie_word_embeddings says; SGLang's drops it."""
+    config = {"tie_word_embeddings": True}
+    drafter = opened(tmp_path / "d", name, config=config, drop=("lm_head.weight",))
+    assert trained(drafter, FACTS)[1].lm_head == "target"
+    tied = opened(tmp_path / "e", "sglang", config=config)
+    assert tied.settings.tied and served(tied, Launch(target=FACTS))[1].lm_head == "tied"
+
+
 def test_marks_of_two_tools_are_a_question(tmp_path):
     folder = spelled(tmp_path / "d", "model-optimizer", config={"_torchspec_version": "0.1"})
     with pytest.raises(BadInput, match="bears the marks of model-optimizer and of torchspec"):
