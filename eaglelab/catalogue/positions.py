@@ -2,7 +2,7 @@
 
 from eaglelab.catalogue import Fault
 
-SAME = "placed, not named, for trainer and server read the same config:"
+SAME = "placed where the trainer's config is given; where the wrong one is given and served, nothing differs:"
 
 FAULTS = (
     Fault(
@@ -12,9 +12,9 @@ FAULTS = (
         "the key is missing, or spelled as transformers 5 does (rope_parameters) and not read: 1e4 is taken",
         ("config", "replay"),
         "write rope_theta and rope_parameters",
-        2,
-        ("check:exposure-bias", "check:runtime-mismatch"),
-        f"{SAME} rung 2 falls with the position, and replay with other thetas would tell",
+        5,
+        ("check:runtime-mismatch",),
+        f"{SAME} acceptance falls with the position, and replay with other thetas would tell",
         symptom="3.556 against 3.612; 2.387 at 1e6 against 2.497 at 1e4",
         threads="SpecForge#265 SpecForge#742 Automodel#2920 speculators#555 speculators#574 speculators#649 "
         "sfllm#32",
@@ -27,9 +27,9 @@ FAULTS = (
         "a null falls back to another type, buffers are lost, or an exporter adds yarn",
         ("config", "replay"),
         "the same rope on both sides",
-        2,
-        ("check:exposure-bias", "check:runtime-mismatch"),
-        f"{SAME} rung 2 falls with the position",
+        5,
+        ("check:runtime-mismatch",),
+        f"{SAME} acceptance falls with the position, and replay with other scaling would tell",
         symptom="worse with length",
         threads="TorchSpec#54 SpecForge#219 SpecForge#703 Automodel#2399 Automodel#3267 Automodel#2859 "
         "Model-Optimizer#1238",

@@ -7,10 +7,10 @@ from dataclasses import fields
 
 import pytest
 import torch
-from drafters import SGLANG, SPECULATORS, TARGET, edited
+from drafters import DATA, SGLANG, SPECULATORS, TARGET, edited
 from typer.testing import CliRunner
 
-from eaglelab import catalogue, checks, cli
+from eaglelab import catalogue, checks, cli, diagnose
 from eaglelab.catalogue import Fault
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.checks import Check
@@ -237,3 +237,44 @@ def test_what_the_engine_is_said_to_refuse(slug, case, says, tmp_path):
     assert "check:engine-refuses-drafter" in FAULTS[slug].detected_by
     found = evidence(tmp_path / "d", **case)
     assert found.served is None and says in found.missing["served"]
+
+
+INNER = "transformer_layer_config"
+# Faults of the file that is given, against the shipped capture of a healthy server: (what is done, the checks
+# of the entry that must fail). What only a sick server shows is not here.
+CAPTURED = {
+    "draft-quantization-inherited": (
+        {"add": ones("midlayer.mlp.down_proj.weight", 128, 384)},
+        {"weights-not-loaded", "runtime-mismatch"},
+    ),
+    "lm-head-missing": (STATIC["lm-head-missing"][0], {"parameters-not-loaded"}),
+    "tied-head-reduced-vocab": (STATIC["tied-head-reduced-vocab"][0], {"wiring-difference"}),
+    "midlayer-name": (STATIC["midlayer-name"][0], {"tensors-dropped", "weights-not-loaded"}),
+    "qk-norm-or-bias-dropped": (STATIC["qk-norm-or-bias-dropped"][0], {"tensors-dropped"}),
+    "norm-before-fc-not-applied": (STATIC["norm-before-fc-not-applied"][0], {"tensors-dropped"}),
+    "ids-missing": (STATIC["ids-missing"][0], {"feed-depths"}),
+    "ids-plus-one": ({"base": SPECULATORS, "config": {IDS: [1, 3, 4]}}, {"feed-depths"}),
+    "ids-off-by-one": ({"base": SPECULATORS, "config": {IDS: [3, 5, 6]}}, {"feed-depths"}),
+    "norm-output": (
+        {"base": SPECULATORS, "config": {"norm_output": False}},
+        {"exposure-bias", "runtime-mismatch"},
+    ),
+    "rope-theta": (
+        {"base": SPECULATORS, "config": {INNER: {"rope_parameters": {"rope_theta": 1e6}}}},
+        {"runtime-mismatch"},
+    ),
+    "rope-scaling": (
+        {"base": SPECULATORS, "config": {INNER: {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}}},
+        {"runtime-mismatch"},
+    ),
+}
+
+
+@pytest.mark.parametrize("slug", CAPTURED)
+def test_a_fault_fails_the_checks_that_its_entry_names(slug, tmp_path):
+    changes, expected = CAPTURED[slug]
+    assert {f"check:{name}" for name in expected} <= set(FAULTS[slug].detected_by)
+    drafter = edited(tmp_path / "d", **changes)
+    capture, features = DATA / "golden-capture", DATA / "features"
+    found = diagnose.run(drafter=drafter, capture=capture, features=features, target=TARGET)
+    assert expected <= {f.fault for f in found.findings if f.verdict == "failed"}
