@@ -29,9 +29,9 @@ def dimensions(stats: FeatureStats, names: Sequence[str]) -> Figure:
     from eaglelab.stats import OUTLIER_RMS
 
     figure, panels = _figure(stats.chunks, height=3.4)
-    rms = np.sqrt(stats.mean**2 + stats.variance).reshape(stats.chunks, -1)
-    top = float(np.nanmax(rms)) or 1.0
-    bottom = float(np.nanmin(np.where(rms > 0, rms, np.nan))) if (rms > 0).any() else top / 10
+    rms = np.nan_to_num(np.sqrt(stats.mean**2 + stats.variance), posinf=0.0).reshape(stats.chunks, -1)
+    top = float(rms.max()) or 1.0  # a dimension without a finite value has none to show
+    bottom = float(rms[rms > 0].min()) if (rms > 0).any() else top / 10
     for i, axes in enumerate(panels):
         outliers = stats.outliers(i)
         axes.plot(rms[i], ".", color=SERIES[0], markersize=3, rasterized=True)
@@ -46,9 +46,9 @@ def dimensions(stats: FeatureStats, names: Sequence[str]) -> Figure:
         axes.set_ylim(bottom / 1.5, max(top, OUTLIER_RMS * float(np.median(rms))) * 2)
         axes.set_xlim(-0.03 * rms.shape[1], 1.1 * rms.shape[1])
         words = "1 outlier" if len(outliers) == 1 else f"{len(outliers)} outliers"
-        _title(axes, textwrap.fill(f"{names[i]}: {words}", 30))
-        axes.set_xlabel(f"dimension, n = {stats.rows} rows")
-    panels[0].set_ylabel("root mean square (log scale)")
+        _title(axes, textwrap.fill(f"{names[i]}: {words}", max(12, 80 // stats.chunks)))
+        axes.set_xlabel("dimension")
+    panels[0].set_ylabel(f"root mean square (log scale)\nover n = {stats.rows} rows")
     return figure
 
 
@@ -129,14 +129,14 @@ def along_text(found: Sequence[StretchLoss]) -> Figure:
 
     figure, (axes,) = _figure(1, height=3.0)
     axes.plot([s.start + STRETCH / 2 for s in found], [s.accept_length for s in found], "o-", color=BLUE)
-    for s in found[:MOST_LINES]:
+    for s in found if len(found) <= 12 else ():
         at = (s.start + STRETCH / 2, s.accept_length)
         axes.annotate(f"n={s.rounds}", at, (0, 8), textcoords="offset points", ha="center", fontsize=9.5)
     axes.set_ylim(0.9, 1.2 * max((s.accept_length for s in found), default=1) + 0.2)
     axes.set_xlim(0, max((s.start for s in found), default=0) + STRETCH)
     axes.set_xlabel(f"generated tokens before the round, in stretches of {STRETCH}")
     axes.set_ylabel("accept length\n(tokens per verify)")
-    _title(axes, "Accept length along the text (n = rounds)")
+    _title(axes, f"Accept length along the text, n = {sum(s.rounds for s in found)} rounds")
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     return figure
 
@@ -184,7 +184,7 @@ def predictions(rows: Sequence[tuple[str, float | None, tuple[float, float] | No
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0.93, right * 1.15 + 0.1)
     axes.set_xlabel(LENGTH)
-    _title(axes, "Now, and after each edit; whiskers are 95 % intervals")
+    _title(axes, "Now, and after each edit; whiskers are 95 % intervals, where the texts are long enough")
     axes.grid(axis="x", color=RULE, linewidth=0.6)
     return figure
 

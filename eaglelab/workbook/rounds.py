@@ -156,11 +156,28 @@ def stages(book: Workbook, request: str = "", number: int = 0) -> Any:
     except BadInput as error:
         return panel(str(error))
     norms = {side: {} if isinstance(v, str) or not v.steps else v.steps[0].norms for side, v in both.items()}
-    names = list({**norms["served"], **norms["trained"]})
+    names = merged(list(norms["served"]), list(norms["trained"]))
     if not names:
         return panel("No stage was read: trees are drafted in one piece, and other reasons stand above.")
     sides = [[norms[side].get(name) for name in names] for side in ("served", "trained")]
     return book.figure("stages", charts.norms(names, *sides), "norm at each stage of the first draft step")
+
+
+def merged(first: list[str], second: list[str]) -> list[str]:
+    """The names of both, each list's order kept.
+
+    >>> merged(["features", "embed", "norm"], ["features", "fc", "embed", "norm", "map"])
+    ['features', 'fc', 'embed', 'norm', 'map']
+    """
+    out = list(first)
+    after = 0
+    for name in second:
+        if name in out:
+            after = out.index(name) + 1
+        else:
+            out.insert(after, name)
+            after += 1
+    return out
 
 
 def wiring(book: Workbook) -> Html:
