@@ -89,7 +89,7 @@ def _layer_ids(checkpoint: Checkpoint, target: Target | None) -> dict[str, Any]:
 def _notes(checkpoint: Checkpoint) -> list[str]:
     """What a reader of the file should know that changes no field."""
     notes, s = [], checkpoint.settings
-    if checkpoint.rivals:
+    if checkpoint.rivals and (checkpoint.aux_layer_ids or (1,))[0] != 1:  # else all of them read it alike
         names = ", ".join(d.name for d in checkpoint.rivals)
         notes.append(f"read as {checkpoint.dialect}; the file could also be of {names} (--dialect NAME)")
     if checkpoint.map_form == "absolute":

@@ -187,7 +187,7 @@ def test_a_map_of_target_ids_is_recognised_and_converted(tmp_path):
     assert trained(drafter, FACTS)[1].vocab_map == "d2t"
     with pytest.raises(BadInput, match="d2t holds target ids, SGLang takes them for offsets"):
         served(drafter, Launch(target=target.facts))
-    assert "d2t holds target ids" in describe(drafter, target)["notes"][1]
+    assert "d2t holds target ids" in describe(drafter, target)["notes"][0]
     done = convert(folder, tmp_path / "v", "vllm")
     assert torch.equal(load_file(tmp_path / "v" / "model.safetensors")["d2t"], shipped["d2t"])
     assert "offsets were written" in done.warnings[-1]
