@@ -124,6 +124,7 @@ def finding(movements: Sequence[Movement], source: str, changed: Sequence[str] =
         f"{m.name}: {m.before:.4g} before, {m.after:.4g} now ({m.moved:+.3g}, interval ±{m.margin:.2g})"
         for m in fallen
     ]
+    evidence += [f"{m.name}: {m.before:.4g} before, not measured now" for m in movements if m.how == "lost"]
     if not judged:
         evidence.append("no measurement has an interval in both runs")
     evidence += [f"also changed: {line}" for line in changed]

@@ -82,3 +82,11 @@ def test_changed_conditions_are_named():
     assert changed == ["launch.topk: 1 then, 4 now", "drafter.sha256: a then, b now"]
     found = baseline.finding([], "runs/1", changed)
     assert found.evidence[-2:] == [f"also changed: {line}" for line in changed]
+
+
+def test_what_is_measured_no_more_is_said():
+    moved = baseline.compare([measured("accept_length.rung4", 3.6)], [measured("accept_length.rung4", None)])
+    found = baseline.finding(moved, "runs/1")
+    assert (
+        found.verdict == "skipped" and "accept_length.rung4: 3.6 before, not measured now" in found.evidence
+    )
