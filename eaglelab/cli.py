@@ -177,6 +177,7 @@ def inspect(
     target: o.Target = "",
     launch: o.LaunchFlags = "",
     engine: o.Engine = "sglang==0.5.23",
+    dialect: o.Dialect = "",
     statistics: o.Statistics = False,
     as_json: o.Json = False,
 ) -> Result:
@@ -184,7 +185,7 @@ def inspect(
     drafter."""
     from eaglelab import text
 
-    return Result(*text.inspect(path, target, launch, engine, statistics))
+    return Result(*text.inspect(path, target, launch, engine, dialect, statistics))
 
 
 @command(
@@ -196,13 +197,14 @@ def replay(
     drafter: o.Drafter,
     target: o.Target = "",
     launch: o.LaunchFlags = "",
+    dialect: o.Dialect = "",
     as_json: o.Json = False,
 ) -> Result:
     """Draft every captured round again; with --launch, predict what the same texts would do under other
     flags."""
     from eaglelab import text
 
-    return Result(*text.replay(Path(capture), drafter, target, launch))
+    return Result(*text.replay(Path(capture), drafter, target, launch, dialect))
 
 
 @command(
@@ -217,6 +219,7 @@ def diagnose(
     features: o.Features = "",
     prompts: o.Prompts = "",
     launch: o.LaunchFlags = "",
+    dialect: o.Dialect = "",
     max_requests: o.MaxRequests = 0,
     max_new_tokens: o.NewTokens = 128,
     api_key_file: o.KeyFile = None,
@@ -233,6 +236,7 @@ def diagnose(
         "capture": capture,
         "target": target,
         "launch": launch,
+        "dialect": dialect,
     }
     options |= {"features": features, "prompts": prompts}
     options |= {"max_requests": max_requests, "max_new_tokens": max_new_tokens}
@@ -248,13 +252,16 @@ def convert(
     dst: o.Destination,
     to: o.Form,
     target: o.Target = "",
+    dialect: o.Dialect = "",
     as_json: o.Json = False,
 ) -> Result:
     """Write a drafter in the other form: names, layer ids and config; whole, or not at all."""
     from eaglelab import convert as module
     from eaglelab import text
 
-    return Result(*text.conversion(dst, module.convert(src, dst, to, target or None)))
+    return Result(
+        *text.conversion(dst, module.convert(src, dst, to, target or None, dialect=dialect or None))
+    )
 
 
 @command(
@@ -298,6 +305,7 @@ def report(
     features: o.Features = "",
     prompts: o.Prompts = "",
     baseline: o.Baseline = "",
+    dialect: o.Dialect = "",
     out: o.Out = "",
     assign: o.Assign = None,
     timeout: o.Timeout = 3600,
@@ -307,7 +315,7 @@ def report(
     """Run the report's notebook headless: records, an HTML page, an exit code, a comparison with an earlier
     run."""
     options = {"server": server, "drafter": drafter, "target": target, "features": features}
-    options |= {"prompts": prompts, "baseline": baseline, "out": out}
+    options |= {"prompts": prompts, "baseline": baseline, "dialect": dialect, "out": out}
     return _report(options, assign or (), timeout, _key(api_key_file))
 
 

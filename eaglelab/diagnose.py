@@ -94,6 +94,7 @@ def run(
     target: str | Path | None = None,
     features: str | Path | None = None,
     launch: str = "",
+    dialect: str = "",
     prompts: str | Path | None = None,
     out: str | Path | None = None,
     max_new_tokens: int = 128,
@@ -109,7 +110,7 @@ def run(
     BadInput, AttachError.
     """
     say = progress or quiet
-    checkpoint = open_checkpoint(drafter)
+    checkpoint = open_checkpoint(drafter, dialect or None)
     stored = _open_features(features)
     recorded = _open_capture(capture)
     if recorded is None and server:

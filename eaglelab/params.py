@@ -45,6 +45,7 @@ class ReportParams(BaseModel):
     launch: str = Field(
         "", description="SGLang flags to believe instead of what the server says of its launch"
     )
+    dialect: str = Field("", description="the tool that wrote the drafter, where its files cannot tell")
     baseline: str = Field("", description="folder of an earlier report to compare with")
     out: str = Field("", description="folder for this run's files; empty: runs/ and the time")
     max_new_tokens: int = Field(128, ge=1, description="tokens to generate for each prompt")
@@ -124,7 +125,7 @@ class ReportParams(BaseModel):
 
     def command(self) -> str:
         """The command that makes this report again (with a new --out)."""
-        options = ("server", "drafter", "target", "features", "prompts", "baseline")
+        options = ("server", "drafter", "target", "features", "prompts", "baseline", "dialect")
         words = ["eaglelab", "report"]
         for name, value in self.given().items():
             if name != "out":

@@ -79,7 +79,7 @@ def preflight(params: ReportParams, key: str | None) -> None:
 
     if params.baseline:
         baseline.load(Path(params.baseline))
-    drafter = open_checkpoint(params.drafter)
+    drafter = open_checkpoint(params.drafter, params.dialect or None)
     if params.target:
         drafter.check_target(open_target(params.target).facts)
     if params.prompts:

@@ -44,20 +44,20 @@ def rows(table: Iterable[Sequence[object]], indent: str = "  ") -> str:
     return "\n".join(out)
 
 
-def inspect(path: Path, target: str, launch: str, engine: str, statistics: bool) -> Both:
+def inspect(path: Path, target: str, launch: str, engine: str, dialect: str, statistics: bool) -> Both:
     """A drafter, a capture or stored features: told apart by what lies there."""
     if (path / "capture.json").exists():
         from eaglelab.capture import open_capture
 
         return capture(open_capture(path))
     if (path / "config.json").exists() or path.name == "config.json":
-        return drafter(path.parent if path.is_file() else path, target, launch, engine, statistics)
+        return drafter(path.parent if path.is_file() else path, target, launch, engine, dialect, statistics)
     if not path.exists():
         raise BadInput(f"{path}: there is nothing there")
     return stored(path, statistics)
 
 
-def drafter(path: Path, target: str, launch: str, engine: str, statistics: bool) -> Both:
+def drafter(path: Path, target: str, launch: str, engine: str, dialect: str, statistics: bool) -> Both:
     """Dialect, layer ids both ways, what the engine takes and drops, trained beside served."""
     from eaglelab.checkpoint import open_checkpoint, open_target
     from eaglelab.describe import describe
@@ -66,7 +66,7 @@ def drafter(path: Path, target: str, launch: str, engine: str, statistics: bool)
     name, _, version = engine.partition("==")
     if name != "sglang" or not version:
         raise BadInput(f"--engine {engine}: write it as sglang==VERSION; other engines are not known")
-    checkpoint, model = open_checkpoint(path), open_target(target) if target else None
+    checkpoint, model = open_checkpoint(path, dialect or None), open_target(target) if target else None
     facts = model.facts if model else None
     asked: Launch | None = Launch.parse(launch, target=facts, version=version) if launch else None
     said = describe(checkpoint, model, asked or Launch(version=version, target=facts), statistics)
@@ -180,7 +180,7 @@ def capture(got: Capture) -> Both:
     return said, text
 
 
-def replay(path: Path, drafter: str, target: str, launch: str) -> Both:
+def replay(path: Path, drafter: str, target: str, launch: str, dialect: str = "") -> Both:
     """Every captured round drafted again; with `launch`, what the same texts would do under those flags."""
     from eaglelab import replay as module
     from eaglelab.capture import open_capture
@@ -192,7 +192,7 @@ def replay(path: Path, drafter: str, target: str, launch: str) -> Both:
     model = target_of(target, got)
     if model is None or "lm_head.weight" not in model.tensors:
         raise BadInput(f"{path}: holds no tensors of the target, which replay needs: give --target PATH")
-    evidence = static_evidence(open_checkpoint(drafter), launch_of("", got, model), model)
+    evidence = static_evidence(open_checkpoint(drafter, dialect or None), launch_of("", got, model), model)
     evidence.checkpoint.check_target(model.facts)
     if evidence.served is None:
         raise BadInput(evidence.why_not("served"))

@@ -284,7 +284,7 @@ def test_latent_attention_is_read_and_said_not_to_be_supported(tmp_path, prefix)
     assert report["trained"] is report["served"] is report["loading"] is None
     assert "(MLA)" in report["refusals"][0] and "not supported yet" in report["refusals"][0]
     assert report["settings"]["latent"]["kv_lora_rank"] == 32
-    _, said = text.drafter(drafter.path, "", "", "sglang==0.5.23", False)
+    _, said = text.drafter(drafter.path, "", "", "sglang==0.5.23", "", False)
     assert "layers.0.self_attn.kv_b_proj.weight" in said and "[256, 32]" in said and "q rank 48" in said
     for attempt in (
         lambda: trained(drafter),
