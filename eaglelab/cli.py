@@ -146,6 +146,7 @@ def capture(
     out: o.NewFolder,
     prompts: o.Prompts = "",
     all_ranks: o.AllRanks = False,
+    all_traffic: o.AllTraffic = False,
     max_requests: o.MaxRequests = 0,
     max_new_tokens: o.NewTokens = 128,
     reprefill: o.Reprefill = True,
@@ -160,7 +161,10 @@ def capture(
     from eaglelab.server import Server
 
     some = load_prompts(prompts or data_dir() / "prompts.jsonl", max_requests or None)
-    how: dict[str, Any] = {"all_ranks": all_ranks, "reprefill": reprefill, "target": True, "progress": _bar()}
+    if all_traffic:
+        _say("--all-traffic: while this runs, other users' prompts and hidden states are recorded too")
+    how: dict[str, Any] = {"all_ranks": all_ranks, "all_traffic": all_traffic, "reprefill": reprefill}
+    how |= {"target": True, "progress": _bar()}
     with Server(server, _key(api_key_file)) as client:
         got = capture_server(client, some, out, max_new_tokens, **how)
     return Result(*text.capture(got))
@@ -220,6 +224,7 @@ def diagnose(
     prompts: o.Prompts = "",
     launch: o.LaunchFlags = "",
     dialect: o.Dialect = "",
+    all_ranks: o.AllRanks = False,
     max_requests: o.MaxRequests = 0,
     max_new_tokens: o.NewTokens = 128,
     api_key_file: o.KeyFile = None,
@@ -237,6 +242,7 @@ def diagnose(
         "target": target,
         "launch": launch,
         "dialect": dialect,
+        "all_ranks": all_ranks,
     }
     options |= {"features": features, "prompts": prompts}
     options |= {"max_requests": max_requests, "max_new_tokens": max_new_tokens}
@@ -306,6 +312,7 @@ def report(
     prompts: o.Prompts = "",
     baseline: o.Baseline = "",
     dialect: o.Dialect = "",
+    all_ranks: o.AllRanks = False,
     out: o.Out = "",
     assign: o.Assign = None,
     timeout: o.Timeout = 3600,
@@ -315,7 +322,13 @@ def report(
     """Run the report's notebook headless: records, an HTML page, an exit code, a comparison with an earlier
     run."""
     options = {"server": server, "drafter": drafter, "target": target, "features": features}
-    options |= {"prompts": prompts, "baseline": baseline, "dialect": dialect, "out": out}
+    options |= {
+        "prompts": prompts,
+        "baseline": baseline,
+        "dialect": dialect,
+        "all_ranks": all_ranks,
+        "out": out,
+    }
     return _report(options, assign or (), timeout, _key(api_key_file))
 
 

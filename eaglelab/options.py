@@ -44,6 +44,9 @@ Assign = Annotated[Texts, _value("NAME=VALUE", "Any parameter of the report's no
 Dialect = Annotated[str, _value("NAME", "The tool that wrote the drafter, where its files cannot tell.")]
 Form = Annotated[str, _value("NAME", "The form to write: sglang, speculators or vllm.")]
 AllRanks = Annotated[bool, _switch("Record every tensor-parallel rank.", "--all-ranks")]
+AllTraffic = Annotated[
+    bool, _switch("Record other users' requests too: their tokens leave the server.", "--all-traffic")
+]
 Reprefill = Annotated[bool, _switch("Send each text again as one prefill, to name depths.")]
 Statistics = Annotated[bool, _switch("Read tensors and rows through.", "--statistics")]
 Json = Annotated[bool, _switch("Print one JSON object on stdout and nothing else.", "--json")]
