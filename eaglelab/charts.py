@@ -46,7 +46,7 @@ def dimensions(stats: FeatureStats, names: Sequence[str]) -> Figure:
         axes.set_ylim(bottom / 1.5, max(top, OUTLIER_RMS * float(np.median(rms))) * 2)
         axes.set_xlim(-0.03 * rms.shape[1], 1.1 * rms.shape[1])
         words = "1 outlier" if len(outliers) == 1 else f"{len(outliers)} outliers"
-        _title(axes, textwrap.fill(f"{names[i]}: {words}", max(12, 80 // stats.chunks)))
+        _title(axes, textwrap.fill(names[i], max(12, 80 // stats.chunks)) + f"\n{words}")
         axes.set_xlabel("dimension")
     panels[0].set_ylabel(f"root mean square (log scale)\nover n = {stats.rows} rows")
     return figure
@@ -184,7 +184,7 @@ def predictions(rows: Sequence[tuple[str, float | None, tuple[float, float] | No
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0.93, right * 1.15 + 0.1)
     axes.set_xlabel(LENGTH)
-    _title(axes, "Now, and after each edit; whiskers are 95 % intervals, where the texts are long enough")
+    _title(axes, "Now and after each edit, with 95 % intervals")
     axes.grid(axis="x", color=RULE, linewidth=0.6)
     return figure
 

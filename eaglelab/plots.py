@@ -210,9 +210,11 @@ def _figure(columns: int, height: float) -> tuple[Figure, Sequence[Axes]]:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(10, height), layout="constrained")
+        margin = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # a dark theme begins where the white ends
+        figure = Figure(figsize=(10, height), layout=margin)
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, columns, squeeze=False)[0]
     return figure, list(axes)

@@ -160,7 +160,7 @@ PROMPTS = [PromptLoss(f"r{i}", [1], 20, 1 + i / 10, {"3": 2.0}) for i in range(6
         lambda: charts.along_text([StretchLoss(32 * i, 3, 2.0) for i in range(40)]),
         lambda: charts.movements([]),
         lambda: charts.movements([Movement("accept_length.rung5", 3.0, 1.0, 0.2, "regressed")]),
-        lambda: charts.predictions([("now", 1.0, None, 3, ""), ("--x", None, None, 0, "why " * 60)]),
+        lambda: charts.predictions([("now", 1.0, None, 3, ""), ("--x" * 40, None, None, 0, "why " * 60)]),
         lambda: charts.norms(["fc", "norm"], [None, 1.0], [2.0, 1.0]),
         lambda: charts.dimensions(FeatureStats(40, 5), ["chunk 0 (depth 10 after the final norm)"] * 5),
     ],
