@@ -321,7 +321,7 @@ def report(
 ) -> Result:
     """Run the report's notebook headless: records, an HTML page, an exit code, a comparison with an earlier
     run."""
-    options = {"server": server, "drafter": drafter, "target": target, "features": features}
+    options: dict[str, Any] = {"server": server, "drafter": drafter, "target": target, "features": features}
     options |= {
         "prompts": prompts,
         "baseline": baseline,
