@@ -16,8 +16,9 @@ import torch
 from eaglelab import paired
 from eaglelab.drafter import Drafter
 from eaglelab.errors import BadInput
+from eaglelab.served import served
 from eaglelab.simulate import Rounds, Speculation, simulate, texts
-from eaglelab.wiring import Feed, Wiring, served
+from eaglelab.wiring import Feed, Wiring
 
 if TYPE_CHECKING:
     from eaglelab.capture import Capture

@@ -10,12 +10,13 @@ from typing import Any
 
 from eaglelab.checkpoint import Checkpoint, TargetModel
 from eaglelab.convert import plan, view
+from eaglelab.diff import diff
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch, Target
 from eaglelab.layer_ids import ADD_ONE_IF_FIRST_IS_ONE, ADD_ONE_UNLESS_LAST, default_depths, sglang_ids
-from eaglelab.served import loading, refusals
+from eaglelab.served import loading, refusals, served
 from eaglelab.tensorfile import statistics as tensor_statistics
-from eaglelab.wiring import diff, served, trained
+from eaglelab.trained import trained
 
 
 def describe(

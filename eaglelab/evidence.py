@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from eaglelab.checkpoint import Checkpoint, TargetModel
+from eaglelab.diff import Difference
 from eaglelab.launch import Launch
-from eaglelab.wiring import Difference, Feed, Wiring
+from eaglelab.wiring import Feed, Wiring
 
 if TYPE_CHECKING:
     from eaglelab.capture import Capture
     from eaglelab.depths import DepthNames
     from eaglelab.ladder import Ladder
     from eaglelab.live import Match
+    from eaglelab.loader import Loading
     from eaglelab.records import Measurement
-    from eaglelab.served import Loading
     from eaglelab.stats import FeatureStats
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eaglelab.checkpoint import Checkpoint, TargetModel, open_target
+from eaglelab.diff import diff
 from eaglelab.errors import BadInput
 from eaglelab.evidence import Evidence
 from eaglelab.launch import Launch
+from eaglelab.loader import loading
 from eaglelab.progress import Progress
 from eaglelab.records import Measurement
-from eaglelab.wiring import diff, loading, served, trained
+from eaglelab.served import served
+from eaglelab.trained import trained
 
 if TYPE_CHECKING:
     from eaglelab.capture import Capture

@@ -26,9 +26,10 @@ from eaglelab.drafter import Drafter
 from eaglelab.errors import BadInput
 from eaglelab.records import Measurement
 from eaglelab.replay import Replay, replay
+from eaglelab.served import served
 from eaglelab.simulate import Rounds, Speculation, Text, simulate, texts
 from eaglelab.stored import StoredText, Truth, measure_stored, stored_texts, usable_starts
-from eaglelab.wiring import served, trained
+from eaglelab.trained import trained
 
 if TYPE_CHECKING:
     from eaglelab.capture import Capture

@@ -13,10 +13,11 @@ from itertools import combinations
 from typing import Any
 
 from eaglelab.checkpoint import Checkpoint
+from eaglelab.diff import Difference, diff
 from eaglelab.errors import BadInput
 from eaglelab.evidence import Evidence
 from eaglelab.launch import Launch
-from eaglelab.wiring import Difference, diff, served
+from eaglelab.served import served
 
 
 @dataclass(frozen=True)

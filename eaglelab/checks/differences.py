@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from eaglelab.diff import Difference
 from eaglelab.evidence import Evidence
-from eaglelab.wiring import Difference
 
 
 def describe(difference: Difference, evidence: Evidence) -> str:

@@ -15,11 +15,11 @@ from eaglelab.features import StoredFeatures
 from eaglelab.ladder import climb
 from eaglelab.replay import replay
 from eaglelab.serve import CHECKOUT
+from eaglelab.served import served
 from eaglelab.server import Server
 from eaglelab.simulate import Rounds, Speculation, simulate, texts
 from eaglelab.steps import view
 from eaglelab.stored import to_send
-from eaglelab.wiring import served
 
 DRAFTER, TARGET = CHECKOUT / "data" / "drafter-sglang", CHECKOUT / "data" / "target"
 FEATURES = CHECKOUT / "data" / "features"

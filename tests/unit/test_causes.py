@@ -8,9 +8,9 @@ import pytest
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.checks.causes import implicated
 from eaglelab.checks.static import findings
+from eaglelab.diff import diff
 from eaglelab.gather import static_evidence
 from eaglelab.launch import Launch
-from eaglelab.wiring import diff
 
 DATA = Path(__file__).parents[2] / "data"
 FLAG = ["eagle-flag-on-eagle3-drafter"]

@@ -9,9 +9,11 @@ from safetensors.torch import load_file
 from eaglelab import convert as module
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.convert import convert, plan, view
+from eaglelab.diff import diff
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch
-from eaglelab.wiring import diff, served, trained
+from eaglelab.served import served
+from eaglelab.trained import trained
 
 
 def same_tensors(folder, expected):

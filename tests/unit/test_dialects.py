@@ -12,9 +12,12 @@ from eaglelab import text
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.convert import convert, plan, view
 from eaglelab.describe import describe
+from eaglelab.diff import diff
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch, Target
-from eaglelab.wiring import diff, loading, served, trained
+from eaglelab.loader import loading
+from eaglelab.served import served
+from eaglelab.trained import trained
 
 FACTS = Target("LlamaForCausalLM", 128, 8, 1024)
 KIMI = Target("KimiK25ForConditionalGeneration", 128, 8, 1024)

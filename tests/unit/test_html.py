@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from reading import read
 
 from eaglelab import html, strip, tables
+from eaglelab.diff import Difference
 from eaglelab.records import Finding
-from eaglelab.wiring import Difference
 
 NASTY = [
     "<script>alert(1)</script>",

@@ -17,6 +17,7 @@ from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
 from eaglelab.replay import Replay, ReplayedRound, replay, replay_text
+from eaglelab.served import served as wirings_of
 from eaglelab.simulate import (
     Speculation,
     Text,
@@ -31,7 +32,6 @@ from eaglelab.simulate import (
 from eaglelab.steps import view
 from eaglelab.traces import Reprefill, Round
 from eaglelab.wiring import Feed
-from eaglelab.wiring import served as wirings_of
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 

@@ -7,10 +7,13 @@ from safetensors.torch import load_file, save_file
 
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.convert import view
+from eaglelab.diff import Difference, diff
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch, Target
-from eaglelab.served import refusals
-from eaglelab.wiring import Difference, Feed, Rope, Wiring, diff, loading, served, trained
+from eaglelab.loader import loading
+from eaglelab.served import refusals, served
+from eaglelab.trained import trained
+from eaglelab.wiring import Feed, Rope, Wiring
 
 FACTS = Target("LlamaForCausalLM", 128, 8, 1024, "bfloat16")
 EAGLE3 = Launch(algorithm="EAGLE3", target=FACTS)
@@ -107,7 +110,7 @@ def test_aux_hidden_state_off_keeps_head_and_map(tmp_path):
     [
         ([4, 1, 3], None, FACTS, (2, 4, 5)),  # ascending, whatever the order
         (None, [0, 1, 2], FACTS, (2, 4, 5)),  # ids at the top level are not read: the default
-        ([1, 3, 4], [0, 1, 2], FACTS, (2, 4, 5)),
+        ([1, 3, 4], [1, 3, 4], FACTS, (2, 4, 5)),
         ([1, 3, 4], None, None, (2, 4, 5)),
         ([1, 3, 4], None, Target("DeepseekV3ForCausalLM", 128, 8, 1024), (2, 4, 5)),
         ([2, 3, 4], None, Target("DeepseekV3ForCausalLM", 128, 8, 1024), (2, 3, 4)),
@@ -124,6 +127,12 @@ def test_which_depths_are_served(tmp_path, nested, top, target, depths):
     drafter = open_edited(tmp_path, remove=["eagle_config"])
     drafter = drafter.with_config(config)
     assert served(drafter, Launch(algorithm="EAGLE3", target=target))[0].depths == depths
+
+
+def test_ids_that_contradict_each_other_are_a_question(tmp_path):
+    drafter = open_edited(tmp_path)
+    with pytest.raises(BadInput, match=r"\[0, 1, 2\] at the top level.*\[1, 3, 4\] in eagle_config"):
+        drafter.with_config({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
 
 
 def test_ids_left_out_need_the_target(tmp_path):
