@@ -185,8 +185,7 @@ def inspect(
     statistics: o.Statistics = False,
     as_json: o.Json = False,
 ) -> Result:
-    """Say what is in a checkpoint, a capture or stored features, and what an engine would do with a
-    drafter."""
+    """Say what is in a checkpoint, a capture or stored features, and what an engine does with a drafter."""
     from eaglelab import text
 
     return Result(*text.inspect(path, target, launch, engine, dialect, statistics))
@@ -204,8 +203,7 @@ def replay(
     dialect: o.Dialect = "",
     as_json: o.Json = False,
 ) -> Result:
-    """Draft every captured round again; with --launch, predict what the same texts would do under other
-    flags."""
+    """Draft every captured round again; with --launch, predict the same texts under other flags."""
     from eaglelab import text
 
     return Result(*text.replay(Path(capture), drafter, target, launch, dialect))
@@ -319,8 +317,7 @@ def report(
     api_key_file: o.KeyFile = None,
     as_json: o.Json = False,
 ) -> Result:
-    """Run the report's notebook headless: records, an HTML page, an exit code, a comparison with an earlier
-    run."""
+    """Run the report's notebook headless: records, a page, an exit code, a comparison with a baseline."""
     options: dict[str, Any] = {"server": server, "drafter": drafter, "target": target, "features": features}
     options |= {
         "prompts": prompts,

@@ -35,9 +35,7 @@ def plan(checkpoint: Checkpoint, to: str, target: TargetModel | None = None) -> 
 
 
 def view(checkpoint: Checkpoint, to: str = "sglang", target: TargetModel | None = None) -> Checkpoint:
-    """The checkpoint as it would be after conversion, without writing anything; itself if that engine loads
-    it as it is.
-    """
+    """The checkpoint as conversion would make it, nothing written; itself if that engine loads it as it is."""
     if to in (checkpoint.dialect, *checkpoint.spelling.engines):
         return checkpoint
     decided = plan(checkpoint, to, target)
@@ -52,8 +50,7 @@ def convert(
     progress: Callable[[int, int], None] | None = None,
     dialect: str | None = None,
 ) -> Plan:
-    """Convert a drafter's folder into a new one. BadInput if `dst` exists; on any failure nothing is left
-    behind.
+    """Convert a drafter's folder into a new one, whole or not at all. BadInput if `dst` exists.
 
     `progress(bytes written, bytes in all)` is called as the tensors are copied; `dialect`: see
     `open_checkpoint`.

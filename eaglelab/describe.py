@@ -1,6 +1,7 @@
-"""What `eaglelab inspect` says of a drafter: its dialect, its layer ids both ways, what an engine takes and
-drops, and how it was trained beside how it would be served. Headers and config only, unless statistics are
-asked for.
+"""What `eaglelab inspect` says of a drafter.
+
+Its dialect, its layer ids both ways, what an engine takes and drops, and how it was trained beside how it
+would be served. Headers and config only, unless statistics are asked for.
 """
 
 from __future__ import annotations
@@ -66,9 +67,7 @@ def describe(
 
 
 def _layer_ids(checkpoint: Checkpoint, target: Target | None) -> dict[str, Any]:
-    """The ids as written and what they mean: the depths, and the ids that each convention writes for those
-    depths.
-    """
+    """The ids as written, the depths they mean, and how each convention writes those depths."""
     depths = checkpoint.depths_in(target)
     architecture, layers = (target.architecture, target.num_layers) if target else (None, None)
     try:

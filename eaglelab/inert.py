@@ -46,9 +46,7 @@ class Evidence:
     target: TargetModel | None
 
     def weigh(self, name: str, a: Any, b: Any) -> tuple[bool, str]:
-        """Whether field `name`, `a` in training and `b` in serving, changes nothing; and why, or what it
-        means.
-        """
+        """Whether `name`, `a` in training and `b` in serving, changes nothing; and why, or what it means."""
         rule = getattr(self, f"_{name}", None)
         return rule(a, b) if rule else (False, MEANING.get(name, "not the same"))
 
@@ -130,9 +128,7 @@ class Evidence:
         )
 
     def _unloaded(self, a: tuple[str, ...], b: tuple[str, ...]) -> tuple[bool, str]:
-        """A norm that stays at ones is harmless only where the trainer's own norm of that place is ones
-        too.
-        """
+        """A norm that stays at ones is harmless only where the trainer's own norm there is ones too."""
         new = sorted(set(b) - set(a))
         for name in new:
             place = name.replace(self.served.later_norm, self.trained.later_norm)

@@ -67,8 +67,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Pasted:
-    """What a text says of acceptance. `figures`: length, rate (a share, also where printed in %), efficiency;
-    `positions`: share of rounds in which draft 1, 2, ... was accepted; `counts`: correct, proposed, ...,
+    """What a text says of acceptance.
+
+    `figures`: length, rate (a share, also where printed in %), efficiency; `positions`: share of rounds in which draft 1, 2, ... was accepted; `counts`: correct, proposed, ...,
     added up over `responses` and over the engines of one scrape.
     """
 

@@ -45,8 +45,11 @@ def run(
     api_key: str | None = None,
     progress: Progress | None = None,
 ) -> runs.Outcome:
-    """Run the notebook headless; a complete run leaves report.jsonl, report.html, report.ipynb and capture/
-    in `params.out` (default: runs/ and the time)."""
+    """Run the notebook headless.
+
+    A complete run leaves report.jsonl, report.html, report.ipynb and capture/ in `params.out` (default: runs/
+    and the time).
+    """
     from eaglelab.page import render
     from eaglelab.runner import run_notebook
 

@@ -129,8 +129,7 @@ def words(evidence: Evidence) -> Callable[[int], str | None]:
 
 
 def of_evidence(evidence: Evidence, rid: str | None = None) -> Html:
-    """One request of a diagnosis (default: the first complete one): what the server drafted and what the
-    target took of it."""
+    """One request (default: the first complete one): what the server drafted, what the target took of it."""
     requests = evidence.capture.requests.values() if evidence.capture else ()
     whole = (t for t in requests if t.state == "complete" and t.rounds and rid in (None, t.rid))
     trace = next(whole, None)
@@ -161,8 +160,7 @@ def of_evidence(evidence: Evidence, rid: str | None = None) -> Html:
 
 
 def vocabulary(folders: Sequence[Any]) -> Callable[[int], str | None]:
-    """Token id -> text, by the first tokenizer.json found; without one every text is None and ids are
-    shown."""
+    """Token id -> text, by the first tokenizer.json found; without one every text is None."""
     for folder in folders:
         path = Path(folder or "") / "tokenizer.json"
         if folder and path.is_file():
@@ -187,8 +185,7 @@ def _depths(count: int, parents: Sequence[int] | None) -> list[int]:
 
 
 def _chances(evidence: Evidence, trace: Trace) -> dict[tuple[int, int], float]:
-    """(rows before the round, index of the draft token) -> the drafter's probability, where replay drafts the
-    same."""
+    """(rows before the round, draft token's index) -> the drafter's probability, where replay agrees."""
     if (
         evidence.served is None
         or evidence.target is None
