@@ -35,7 +35,7 @@ def plan(checkpoint: Checkpoint, to: str, target: TargetModel | None = None) -> 
 
 
 def view(checkpoint: Checkpoint, to: str = "sglang", target: TargetModel | None = None) -> Checkpoint:
-    """The checkpoint as conversion would make it, nothing written; itself if that engine loads it as it is."""
+    """The checkpoint as conversion would make it, nothing written; itself if that engine loads it so."""
     if to in (checkpoint.dialect, *checkpoint.spelling.engines):
         return checkpoint
     decided = plan(checkpoint, to, target)

@@ -69,8 +69,9 @@ class Figure:
 class Pasted:
     """What a text says of acceptance.
 
-    `figures`: length, rate (a share, also where printed in %), efficiency; `positions`: share of rounds in which draft 1, 2, ... was accepted; `counts`: correct, proposed, ...,
-    added up over `responses` and over the engines of one scrape.
+    `figures`: length, rate (a share, also where printed in %), efficiency. `positions`: share of rounds in
+    which draft 1, 2, ... was accepted. `counts`: correct, proposed, ..., added up over `responses` and over
+    the engines of one scrape.
     """
 
     kind: Kind
