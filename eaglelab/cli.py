@@ -111,6 +111,7 @@ def demo(
     paths = {"drafter": data / "drafter-sglang", "target": data / "target", "features": data / "features"}
     options: dict[str, Any] = {name: str(path) for name, path in paths.items() if path.exists()}
     options |= {"max_requests": max_requests, "baseline": baseline, "out": out}
+    _refuse_early(out, baseline)
     with module.start_server(
         _algorithm(algorithm), topk, tp=tp, extra_flags=_sglang_flags(flags), progress=_say
     ) as server:
@@ -136,7 +137,7 @@ def serve(
         _say(f"log: {up.log}; stop it with Ctrl-C")
         with contextlib.suppress(KeyboardInterrupt):
             os.waitid(os.P_PID, up.pid, os.WEXITED | os.WNOWAIT)
-            raise AttachError("the server ended by itself")
+            raise AttachError(f"the server ended by itself.{module.tail(up.log)}")
     _say("stopped")
 
 
@@ -212,6 +213,7 @@ def replay(
 @command(
     "eaglelab diagnose --server http://127.0.0.1:30000 --drafter DRAFTER",
     "eaglelab diagnose --capture runs/1/capture --drafter DRAFTER --json",
+    'eaglelab diagnose --drafter DRAFTER --target config.json --launch "--speculative-algorithm EAGLE"',
 )
 def diagnose(
     drafter: o.Drafter,
@@ -231,7 +233,7 @@ def diagnose(
     """Gather the evidence, run every check and the ladder, and give the verdict with its findings."""
     from eaglelab import report as module
     from eaglelab import text
-    from eaglelab.params import from_options
+    from eaglelab.workbook import BookParams
 
     options: dict[str, Any] = {
         "drafter": drafter,
@@ -244,7 +246,7 @@ def diagnose(
     }
     options |= {"features": features, "prompts": prompts}
     options |= {"max_requests": max_requests, "max_new_tokens": max_new_tokens}
-    params = from_options(options, ())
+    params = BookParams.checked(options)
     with tempfile.TemporaryDirectory(prefix="eaglelab-") as folder:
         found = module.gather(params, Path(folder), _key(api_key_file), _bar())
         return Result(*text.diagnosis(found), HEALTHY if found.verdict == "healthy" else NOT_HEALTHY)
@@ -327,6 +329,17 @@ def report(
         "out": out,
     }
     return _report(options, assign or (), timeout, _key(api_key_file))
+
+
+def _refuse_early(out: str, baseline: str) -> None:
+    """What can be refused is refused before a server is started for it."""
+    from eaglelab import baseline as earlier
+    from eaglelab import runs
+
+    if out:
+        runs.check_out(Path(out))
+    if baseline:
+        earlier.load(Path(baseline))
 
 
 def _report(options: dict[str, Any], assign: Iterable[str], timeout: float, key: str | None) -> Result:

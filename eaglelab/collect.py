@@ -18,7 +18,7 @@ from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt, as_prompts
 from eaglelab.server import Answer, Server, ServerFacts
 
-TTL = 1800.0  # seconds that the probe stays armed if we vanish; renewed before every batch
+TTL = 300.0  # seconds that the probe stays armed if we vanish; renewed before every batch
 Progress = Callable[[str, int, int], None]  # what, done, of
 
 
@@ -71,9 +71,12 @@ def capture_server(
     }
     try:
         status = _wait(server, lambda r: r["armed"] == order["id"], patience, "arm")
+        model = next(iter(status["ranks"].values()))["facts"].get("target") or {}
+        _check_tokens(server, asked, model.get("vocab_size"), facts)
         answers = _send(server, asked, order["rid_prefix"], max_new_tokens, ignore_eos, size, meta, show)
         if texts:
             stored = as_prompts([list(ids) for ids in texts])
+            _check_tokens(server, stored, model.get("vocab_size"), facts, "stored text")
             _send(server, stored, order["rid_prefix"] + "stored-", 1, True, size, meta, show, "stored texts")
         meta["reprefill"] = {"state": "not asked", "requests": {}}
         if reprefill:
@@ -131,6 +134,25 @@ def _wait(server: Server, ready: Callable[[dict], bool], patience: float, what: 
         if time.monotonic() > until:
             raise AttachError(f"{server.url}: ranks {', '.join(late)} did not {what} within {patience:.0f} s")
         time.sleep(0.1)
+
+
+def _check_tokens(
+    server: Server, prompts: list[Prompt], vocab_size: int | None, facts: ServerFacts, what: str = "prompt"
+) -> None:
+    """Before anything is sent: SGLang does not check token ids, and dies of one outside its vocabulary."""
+    longest = facts.fields.get("context_length")
+    for number, prompt in enumerate(prompts, 1):
+        ids = prompt.input_ids
+        if ids is None:
+            continue
+        bad = [i for i in ids if i < 0 or (vocab_size is not None and i >= vocab_size)]
+        if bad:
+            size = f"the target's vocabulary of {vocab_size:,}"
+            raise BadInput(f"{what} {number}: token id {bad[0]} is outside {size}; nothing was sent")
+        if longest and len(ids) >= longest:
+            raise BadInput(
+                f"{what} {number}: {len(ids):,} tokens do not fit the server's context of {longest:,}"
+            )
 
 
 def _send(

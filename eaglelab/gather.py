@@ -78,10 +78,13 @@ def record(
 
 
 def target_of(path: str | Path | None, capture: Capture | None) -> TargetModel | None:
-    """The target as given, else the tensors of it that the probe handed over."""
+    """The target as given, else the tensors that the probe handed over, else where the server has it."""
     if path:
         return open_target(path)
-    return open_target(capture.target_dir) if capture and capture.target_dir else None
+    if capture and capture.target_dir:
+        return open_target(capture.target_dir)
+    there = capture.launch.target_path if capture else None
+    return open_target(there) if there and (Path(there) / "config.json").exists() else None
 
 
 def launch_of(flags: str, capture: Capture | None, target: TargetModel | None) -> Launch:

@@ -252,7 +252,8 @@ class _Scene:
         joined = Rounds.join(parts, self.steps)
         if not len(joined.lengths):
             why = next(iter(self.ladder.skipped.values()), "no request")
-            return self.skip(f"no complete request was captured ({why})", "3", "4", "5")
+            none = "no verify was captured: generate more than one token" if parts else ""
+            return self.skip(none or f"no complete request was captured ({why})", "3", "4", "5")
         self.ladder.rungs["5"].rounds = joined
 
     def rung4(self) -> None:

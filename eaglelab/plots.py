@@ -73,7 +73,10 @@ def bars(found: Ladder | None) -> list[Bar]:
     failed = {below: meaning for (_, below), meaning in MEANING.items() if meaning in found.failed}
     out = []
     for name, rung in found.rungs.items():
-        label = Bar(f"rung {name[0]}", *WHAT[name], reason=rung.reason or "", failed=failed.get(name, ""))
+        what, texts = WHAT[name]
+        if "re-prefilled" in rung.source:
+            what = "re-prefilled at the trained depths, trained wiring"
+        label = Bar(f"rung {name[0]}", what, texts, reason=rung.reason or "", failed=failed.get(name, ""))
         if rung.rounds is not None:
             label = replace(
                 label,

@@ -169,7 +169,7 @@ def start_server(
         url = f"http://127.0.0.1:{port}"
         what = "no speculation" if algorithm is None else f"{algorithm}, {steps} steps, topk {topk}"
         name = f"SGLang on the CPU ({what}, tp {tp})"
-        _wait_until_up(process, port, name, lambda: _tail(log_path, api_key), say, patience)
+        _wait_until_up(process, port, name, lambda: tail(log_path, api_key), say, patience)
         yield RunningServer(url, process.pid, shlex.join(command), log_path)
 
 
@@ -322,7 +322,8 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def _tail(log: pathlib.Path, api_key: str | None) -> str:
+def tail(log: pathlib.Path, api_key: str | None = None) -> str:
+    """The last lines of a server's log, for an error message; the log itself goes with the server."""
     text = log.read_text(errors="replace")
     lines = (text.replace(api_key, "(key)") if api_key else text).splitlines()[-LINES_SHOWN:]
     return f" The last lines of its log ({log}):\n" + "\n".join(f"    {line}" for line in lines)

@@ -216,7 +216,12 @@ class Server:
 
     def arm(self, **order: Any) -> dict[str, Any]:
         """Arm the probe (fields of `probe.session.Arm`). Returns the order, `id` and request prefixes."""
-        return self._send("POST", "/eaglelab/arm", order)
+        armed = self._send("POST", "/eaglelab/arm", order, allow=(409,))
+        if armed is None:
+            left = self.probe_status().get("seconds_left", 0)
+            text = f"is being captured by another client; it ends by itself in {left:.0f} s at the latest"
+            raise AttachError(f"{self.url} {text}. Wait for it and try again.")
+        return armed
 
     def disarm(self) -> dict[str, Any]:
         return self._send("POST", "/eaglelab/disarm", {})

@@ -69,6 +69,10 @@ def drafter(path: Path, target: str, launch: str, engine: str, dialect: str, sta
     checkpoint, model = open_checkpoint(path, dialect or None), open_target(target) if target else None
     facts = model.facts if model else None
     asked: Launch | None = Launch.parse(launch, target=facts, version=version) if launch else None
+    if asked and asked.algorithm is None:
+        raise BadInput(
+            f"--launch {launch!r}: no --speculative-algorithm in it; such a launch serves no drafter"
+        )
     said = describe(checkpoint, model, asked or Launch(version=version, target=facts), statistics)
     said["launch"]["assumed"] = asked is None
     ids = said["layer_ids"]
@@ -109,7 +113,20 @@ def drafter(path: Path, target: str, launch: str, engine: str, dialect: str, sta
         shown = [(d["field"], _short(d["trained"]), "->", _short(d["served"]), d["why"]) for d in counts]
         parts.append(f"trained -> served, {len(counts)} differences that count:\n" + rows(shown))
         parts.append(f"{len(inert)} that change nothing:\n" + rows((d["field"], d["why"]) for d in inert))
+    if asked and said["trained"] is not None:
+        failed = _static_findings(checkpoint, asked, model)
+        said["findings"] = [f.model_dump() for f in failed]
+        parts.append(findings(failed) or "no fault that files and flags can tell")
     return said, "\n\n".join(parts)
+
+
+def _static_findings(checkpoint: Any, launch: Any, model: Any) -> list[Finding]:
+    """What files and flags alone tell: failed findings, the cause first."""
+    from eaglelab.checks import static
+    from eaglelab.gather import static_evidence
+
+    found = static.findings(static_evidence(checkpoint, launch, model))
+    return [f for f in found if f.verdict == "failed"]
 
 
 def _short(value: Any) -> str:
@@ -289,6 +306,7 @@ def outcome(done: Outcome) -> Both:
         return said | {"error": done.message}, ""
     said |= {**done.summary.model_dump(exclude={"type"}), "report": str(page)}
     found = [r for r in records.read(done.folder / runs.RECORDS) if isinstance(r, records.Finding)]
-    failed = findings(f for f in found if f.verdict == "failed")
+    told = ("skipped", "errored") if done.summary.verdict == "inconclusive" else ("failed",)
+    failed = findings(f for f in found if f.verdict in told)
     last = f"{verdict(done.summary.verdict, done.summary.fault)}\n{page}"
     return said, f"{failed}\n{last}" if failed else last

@@ -22,7 +22,8 @@ DEPTHS = Check(
     "feed-depths",
     "the drafter is fed the depths that it was trained on",
     "the drafter is fed other depths than it was trained on",
-    "make the layer ids mean the trained depths in this engine (`eaglelab inspect` prints them both ways)",
+    "see the cause, if one is named; else make the layer ids mean the trained depths in this engine "
+    "(`eaglelab inspect` prints them both ways)",
     rung=3,
 )
 FINITE = Check(

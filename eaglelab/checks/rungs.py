@@ -62,6 +62,11 @@ def _drop(check: Check, meaning: str, evidence: Evidence) -> Finding:
         reasons = {ladder.rungs[name].reason: name for name in between if ladder.rungs[name].reason}
         lines = [f"rung {name}: {reason}" for reason, name in reasons.items()]
         return check.skipped(*(lines or ["too few rounds for an interval: send more prompts"]))
+    if meaning == "feed" and "re-prefilled" in ladder.rungs["3.stored"].source:
+        line = (
+            "served rows have another width: rung 3 walks the stored texts re-prefilled at the trained depths"
+        )
+        return check.skipped(line, "so it cannot see what the server feeds; the checks of width and depth do")
     line = (
         f"accept length {drop.upper:.3f} above, {drop.lower:.3f} below; lost {drop.value:.3f}, 95 % interval "
         f"{drop.interval[0]:.3f} to {drop.interval[1]:.3f} (a loss counts beyond noise and 5 %)"

@@ -19,7 +19,7 @@ REFUSED = Check(
 )
 DROPPED = Check(
     "tensors-dropped",
-    "every tensor of the file is used",
+    "every tensor of the file finds a parameter of this engine",
     "tensors of the file are dropped without a word",
     "rename them as this engine's loader wants, or use an engine that knows them",
     rung=4,

@@ -9,7 +9,7 @@ from eaglelab.tensorfile import hold, statistics
 
 LOADED = Check(
     "weights-not-loaded",
-    "the drafter's weights are in the server as they are in the file",
+    "every parameter in the server holds its source's numbers: the weights did load",
     "some weights in the server are not what the file holds",
     "give the tensors the names that this engine's loader takes (`eaglelab inspect` lists those it drops)",
     rung=5,

@@ -267,7 +267,13 @@ class Armed:
         session = {"id": "1", "seen": written, "written": written, "dropped": 0, "dropped_rids": {},
                    "bytes": 1,
                    "errors": {}, "last_error": ""}  # fmt: skip
-        target = {"architecture": "F", "hidden_size": 4, "num_layers": 2, "vocab_size": 9, "dtype": "float32"}
+        target = {
+            "architecture": "F",
+            "hidden_size": 4,
+            "num_layers": 2,
+            "vocab_size": 10**3,
+            "dtype": "float32",
+        }
         rank = {
             "hooks": {"a": True}, "primary": True, "armed": "1" if self.state == "armed" else None,
             "closed": self.state == "closed", "session": session, "parameters": "done",
