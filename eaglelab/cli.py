@@ -10,10 +10,11 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import typer
 from eaglelab import __version__
 from eaglelab import options as o
 from eaglelab.errors import HEALTHY, NOT_HEALTHY, AttachError, BadInput, EaglelabError
+from eaglelab.flags import SECRET
 from eaglelab.progress import Progress
 
 INTERRUPTED = 130
@@ -112,9 +114,15 @@ def demo(
     options: dict[str, Any] = {name: str(path) for name, path in paths.items() if path.exists()}
     options |= {"max_requests": max_requests, "baseline": baseline, "out": out}
     _refuse_early(out, baseline)
-    with module.start_server(
-        _algorithm(algorithm), topk, tp=tp, extra_flags=_sglang_flags(flags), progress=_say
-    ) as server:
+    again = ["eaglelab", "demo", "--algorithm", algorithm, "--topk", str(topk), "--tp", str(tp)]
+    if flags and not any(SECRET.search(flag) for flag in flags):
+        again += ["--", *flags]
+    with (
+        _made_again_by(again),
+        module.start_server(
+            _algorithm(algorithm), topk, tp=tp, extra_flags=_sglang_flags(flags), progress=_say
+        ) as server,
+    ):
         return _report({**options, "server": server.url}, (), timeout, None)
 
 
@@ -329,6 +337,16 @@ def report(
         "out": out,
     }
     return _report(options, assign or (), timeout, _key(api_key_file))
+
+
+@contextlib.contextmanager
+def _made_again_by(words: list[str]) -> Iterator[None]:
+    """What a report names as the command that makes it again; see `params.ReportParams.command`."""
+    os.environ["EAGLELAB_COMMAND"] = shlex.join(words)
+    try:
+        yield
+    finally:
+        del os.environ["EAGLELAB_COMMAND"]
 
 
 def _refuse_early(out: str, baseline: str) -> None:

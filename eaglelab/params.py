@@ -6,6 +6,7 @@ so none of them is a secret: the API key comes by the environment variable EAGLE
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -124,7 +125,12 @@ class ReportParams(BaseModel):
         return {name: value for name, value in self if value != type(self).model_fields[name].default}
 
     def command(self) -> str:
-        """The command that makes this report again (with a new --out)."""
+        """The command that makes this report again (with a new --out).
+
+        `eaglelab demo` says its own by EAGLELAB_COMMAND: its server is gone when the report is read.
+        """
+        if again := os.environ.get("EAGLELAB_COMMAND"):
+            return again
         options = ("server", "drafter", "target", "features", "prompts", "baseline", "dialect")
         words = ["eaglelab", "report"]
         for name, value in self.given().items():

@@ -259,10 +259,11 @@ def finished(folder, verdict, fault):
 def test_demo_ends_with_verdict_and_page_and_stops_the_server(
     server, monkeypatch, tmp_path, verdict, fault, code
 ):
-    asked = []
+    asked, again = [], []
 
     def fake(params, **_):
         asked.append(params)
+        again.append(params.command())
         return finished(tmp_path / "run", verdict, fault)
 
     monkeypatch.setattr(report, "run", fake)
@@ -285,6 +286,8 @@ def test_demo_ends_with_verdict_and_page_and_stops_the_server(
     last = done.stdout.splitlines()[-2:]
     assert last == ["healthy" if code == 0 else "broken: f", str(tmp_path / "run/report.html")]
     assert asked[0].drafter.endswith("drafter-sglang") and asked[0].max_requests == 3
+    assert again == ["eaglelab demo --algorithm eagle --topk 4 --tp 2 -- --page-size 1"]
+    assert asked[0].command().startswith("eaglelab report --server ")  # only while the demo runs
 
 
 @pytest.mark.parametrize(
