@@ -219,7 +219,7 @@ class Server:
         armed = self._send("POST", "/eaglelab/arm", order, allow=(409,))
         if armed is None:
             left = self.probe_status().get("seconds_left", 0)
-            text = f"is being captured by another client; it ends by itself in {left:.0f} s at the latest"
+            text = f"is armed by another capture, which ends by itself in {left:.0f} s at the latest"
             raise AttachError(f"{self.url} {text}. Wait for it and try again.")
         return armed
 
