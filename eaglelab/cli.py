@@ -1,21 +1,13 @@
-"""The commands. Each imports what it needs when it runs, so that `eaglelab --help` is quick.
-
-Results go to stdout, progress and messages to stderr; `--json` prints one JSON object on stdout and nothing
-else.
-"""
+"""The commands. Each imports what it needs when it runs, so that `eaglelab --help` is quick."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
 import shlex
 import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,64 +15,9 @@ import typer
 
 from eaglelab import __version__
 from eaglelab import options as o
-from eaglelab.errors import HEALTHY, NOT_HEALTHY, AttachError, BadInput, EaglelabError
+from eaglelab.console import Result, app, bar, command, key, say
+from eaglelab.errors import HEALTHY, NOT_HEALTHY, AttachError, BadInput
 from eaglelab.flags import SECRET
-from eaglelab.progress import Progress
-
-INTERRUPTED = 130
-app = typer.Typer(
-    name="eaglelab",
-    help="Find out where between the trainer and the server an EAGLE-3 drafter lost its acceptance.",
-    epilog="Exit codes: 0 healthy; 1 broken or inconclusive; 2 usage or bad input; 3 could not reach, attach "
-    "or capture; 4 kernel died; 5 timed out; 6 no summary record; 130 interrupted.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-
-
-@dataclass
-class Result:
-    """What a command found: an object for `--json`, text for people, and the exit code."""
-
-    data: dict[str, Any]
-    text: str
-    code: int = HEALTHY
-
-
-def command(*examples: str) -> Callable[[Callable[..., Result | None]], Callable[..., None]]:
-    """Register a command: examples under --help, errors as one message and an exit code, one way to print."""
-
-    def register(function: Callable[..., Result | None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def run(**options: Any) -> None:
-            as_json = options.pop("as_json", False)
-            try:  # while a command works, nothing but its result may reach stdout under --json
-                with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-                    result = function(**options)
-            except (EaglelabError, OSError, KeyboardInterrupt) as error:
-                if os.environ.get("EAGLELAB_DEBUG") == "1":
-                    raise
-                result = _failure(error)
-            if result and (as_json or result.text):
-                typer.echo(json.dumps(result.data, default=str) if as_json else result.text)
-            if result:
-                raise typer.Exit(result.code)
-
-        return app.command(epilog="\n\n".join(["Examples:", *examples]))(run)
-
-    return register
-
-
-def _failure(error: BaseException) -> Result:
-    """The message goes to stderr; under --json it is the object on stdout too."""
-    stopped = isinstance(error, KeyboardInterrupt)
-    code = INTERRUPTED if stopped else getattr(error, "exit_code", BadInput.exit_code)
-    message = str(error) or "interrupted"
-    _say(f"eaglelab: {message}")
-    return Result({"error": message, "exit_code": code}, "", code)
 
 
 @app.callback(invoke_without_command=True)
@@ -120,7 +57,7 @@ def demo(
     with (
         _made_again_by(again),
         module.start_server(
-            _algorithm(algorithm), topk, tp=tp, extra_flags=_sglang_flags(flags), progress=_say
+            _algorithm(algorithm), topk, tp=tp, extra_flags=_sglang_flags(flags), progress=say
         ) as server,
     ):
         return _report({**options, "server": server.url}, (), timeout, None)
@@ -139,14 +76,14 @@ def serve(
 
     extra = _sglang_flags(flags)
     with module.start_server(
-        _algorithm(algorithm), topk, tp=tp, port=port or None, extra_flags=extra, progress=_say
+        _algorithm(algorithm), topk, tp=tp, port=port or None, extra_flags=extra, progress=say
     ) as up:
         typer.echo(up.url)
-        _say(f"log: {up.log}; stop it with Ctrl-C")
+        say(f"log: {up.log}; stop it with Ctrl-C")
         with contextlib.suppress(KeyboardInterrupt):
             os.waitid(os.P_PID, up.pid, os.WEXITED | os.WNOWAIT)
             raise AttachError(f"the server ended by itself.{module.tail(up.log)}")
-    _say("stopped")
+    say("stopped")
 
 
 @command("eaglelab capture --server http://127.0.0.1:30000 --prompts my.jsonl --out runs/capture")
@@ -171,10 +108,10 @@ def capture(
 
     some = load_prompts(prompts or data_dir() / "prompts.jsonl", max_requests or None)
     if all_traffic:
-        _say("--all-traffic: while this runs, other users' prompts and hidden states are recorded too")
+        say("--all-traffic: while this runs, other users' prompts and hidden states are recorded too")
     how: dict[str, Any] = {"all_ranks": all_ranks, "all_traffic": all_traffic, "reprefill": reprefill}
-    how |= {"target": True, "progress": _bar()}
-    with Server(server, _key(api_key_file)) as client:
+    how |= {"target": True, "progress": bar()}
+    with Server(server, key(api_key_file)) as client:
         got = capture_server(client, some, out, max_new_tokens, **how)
     return Result(*text.capture(got))
 
@@ -256,7 +193,7 @@ def diagnose(
     options |= {"max_requests": max_requests, "max_new_tokens": max_new_tokens}
     params = BookParams.checked(options)
     with tempfile.TemporaryDirectory(prefix="eaglelab-") as folder:
-        found = module.gather(params, Path(folder), _key(api_key_file), _bar())
+        found = module.gather(params, Path(folder), key(api_key_file), bar())
         return Result(*text.diagnosis(found), HEALTHY if found.verdict == "healthy" else NOT_HEALTHY)
 
 
@@ -336,7 +273,7 @@ def report(
         "all_ranks": all_ranks,
         "out": out,
     }
-    return _report(options, assign or (), timeout, _key(api_key_file))
+    return _report(options, assign or (), timeout, key(api_key_file))
 
 
 @contextlib.contextmanager
@@ -360,15 +297,15 @@ def _refuse_early(out: str, baseline: str) -> None:
         earlier.load(Path(baseline))
 
 
-def _report(options: dict[str, Any], assign: Iterable[str], timeout: float, key: str | None) -> Result:
+def _report(options: dict[str, Any], assign: Iterable[str], timeout: float, secret: str | None) -> Result:
     from eaglelab import report as module
     from eaglelab import text
     from eaglelab.params import from_options
 
     params = from_options({k: v for k, v in options.items() if v not in ("", 0)}, assign)
-    outcome = module.run(params, timeout=timeout, api_key=key, progress=_bar())
+    outcome = module.run(params, timeout=timeout, api_key=secret, progress=bar())
     if not outcome.complete:
-        _say(f"eaglelab: {outcome.message}\nwhat there is lies in {outcome.folder}")
+        say(f"eaglelab: {outcome.message}\nwhat there is lies in {outcome.folder}")
     return Result(*text.outcome(outcome), outcome.exit_code)
 
 
@@ -383,29 +320,6 @@ def _sglang_flags(flags: list[str] | None) -> list[str]:
     if flags and not flags[0].startswith("-"):
         raise BadInput(f"unexpected argument {flags[0]!r}; SGLang's own flags come after --")
     return flags or []
-
-
-def _key(file: Path | None) -> str | None:
-    """The server's API key, from a file or the environment; never an argument, which others could read."""
-    if file is None:
-        return os.environ.get("EAGLELAB_API_KEY") or None
-    try:
-        key = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--api-key-file {file}: cannot be read: {error}") from error
-    if not key or len(key.splitlines()) != 1:
-        raise BadInput(f"--api-key-file {file}: the key must be its only line")
-    return key
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _bar() -> Progress:
-    from eaglelab.progress import bar
-
-    return bar()
 
 
 def main() -> None:
