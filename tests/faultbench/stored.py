@@ -1,0 +1,3 @@
+"""Cases of the fault bench."""
+
+CASES = ()
