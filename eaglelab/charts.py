@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from eaglelab.html import BLUE, GREY, INK, ORANGE, RULE, VERMILLION
-from eaglelab.plots import MARKERS, SERIES, _figure, _title
+from eaglelab.plots import MARKERS, SERIES, _title, blank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def dimensions(stats: FeatureStats, names: Sequence[str]) -> Figure:
     """Root mean square of every dimension, a panel a chunk; the ones that stand out are marked and named."""
     from eaglelab.stats import OUTLIER_RMS
 
-    figure, panels = _figure(stats.chunks, height=3.4)
+    figure, panels = blank(stats.chunks, height=3.4)
     rms = np.nan_to_num(np.sqrt(stats.mean**2 + stats.variance), posinf=0.0).reshape(stats.chunks, -1)
     top = float(rms.max()) or 1.0  # a dimension without a finite value has none to show
     bottom = float(rms[rms > 0].min()) if (rms > 0).any() else top / 10
@@ -54,7 +54,7 @@ def dimensions(stats: FeatureStats, names: Sequence[str]) -> Figure:
 
 def depth_errors(chunks: Sequence[ChunkName]) -> Figure:
     """How far each chunk lies from the residual stream at every depth: the lowest point names it."""
-    figure, (axes,) = _figure(1, height=3.6)
+    figure, (axes,) = blank(1, height=3.6)
     places = sorted(chunks[0].errors, key=lambda p: (p.depth, p.final_norm))
     for i, chunk in enumerate(chunks):
         errors = [chunk.errors[p] for p in places]
@@ -76,7 +76,7 @@ def depth_errors(chunks: Sequence[ChunkName]) -> Figure:
 
 def drift(found: Sequence[Drift]) -> Figure:
     """How far each dimension's mean moved from stored to served, sorted, a line a chunk."""
-    figure, (axes,) = _figure(1, height=3.6)
+    figure, (axes,) = blank(1, height=3.6)
     largest = 1.2
     for i, d in enumerate(found):
         shifts = np.sort(np.abs(d.shifts[np.isfinite(d.shifts)]))[::-1]
@@ -100,7 +100,7 @@ def drift(found: Sequence[Drift]) -> Figure:
 def prompts(found: Sequence[PromptLoss], labels: Sequence[str]) -> Figure:
     """Accept length of each prompt, the worst first, beside the trained wiring on the same text."""
     shown = found[:MOST_LINES]
-    figure, (axes,) = _figure(1, height=0.36 * len(shown) + 1.8)
+    figure, (axes,) = blank(1, height=0.36 * len(shown) + 1.8)
     ideal = [p.others.get("3") for p in shown]
     for y, (p, best) in enumerate(zip(shown, ideal, strict=True)):
         if best is not None:
@@ -127,7 +127,7 @@ def along_text(found: Sequence[StretchLoss]) -> Figure:
     """Accept length by distance from the prompt: a drafter that loses its way falls from left to right."""
     from eaglelab.misses import STRETCH
 
-    figure, (axes,) = _figure(1, height=3.0)
+    figure, (axes,) = blank(1, height=3.0)
     axes.plot([s.start + STRETCH / 2 for s in found], [s.accept_length for s in found], "o-", color=BLUE)
     for s in found if len(found) <= 12 else ():
         at = (s.start + STRETCH / 2, s.accept_length)
@@ -143,7 +143,7 @@ def along_text(found: Sequence[StretchLoss]) -> Figure:
 
 def norms(stages: Sequence[str], served: Sequence[float | None], trained: Sequence[float | None]) -> Figure:
     """L2 norm of one row at each stage, under the served and the trained wiring."""
-    figure, (axes,) = _figure(1, height=0.34 * len(stages) + 1.7)
+    figure, (axes,) = blank(1, height=0.34 * len(stages) + 1.7)
     looks = (("trained wiring", trained, ORANGE, "D", 11), ("served wiring", served, BLUE, "o", 6))
     for label, values, colour, mark, size in looks:
         at = [(v, y) for y, v in enumerate(values) if v is not None]
@@ -164,7 +164,7 @@ def norms(stages: Sequence[str], served: Sequence[float | None], trained: Sequen
 
 def predictions(rows: Sequence[tuple[str, float | None, tuple[float, float] | None, int, str]]) -> Figure:
     """Accept length now (the first row) and after each edit: (name, value, 95 % interval, rounds, reason)."""
-    figure, (axes,) = _figure(1, height=0.6 * len(rows) + 1.5)
+    figure, (axes,) = blank(1, height=0.6 * len(rows) + 1.5)
     now = rows[0][1]
     right = max([1.5] + [max(v, i[1] if i else v) for _, v, i, _, _ in rows if v is not None])
     for y, (_, value, interval, _, reason) in enumerate(rows):
@@ -192,7 +192,7 @@ def predictions(rows: Sequence[tuple[str, float | None, tuple[float, float] | No
 def movements(found: Sequence[Movement]) -> Figure:
     """Accept lengths of two runs, one line each."""
     rows = [m for m in found if m.name.startswith("accept_length.") and None not in (m.before, m.after)]
-    figure, (axes,) = _figure(1, height=0.42 * max(len(rows), 1) + 1.7)
+    figure, (axes,) = blank(1, height=0.42 * max(len(rows), 1) + 1.7)
     for y, m in enumerate(rows):
         before, after = _number(m.before), _number(m.after)
         axes.plot((before, after), (y, y), color=GREY, linewidth=1.5, zorder=1)

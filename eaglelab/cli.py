@@ -261,6 +261,7 @@ def report(
     out: o.Out = "",
     assign: o.Assign = None,
     timeout: o.Timeout = 3600,
+    wait: o.Wait = 0,
     api_key_file: o.KeyFile = None,
     as_json: o.Json = False,
 ) -> Result:
@@ -273,7 +274,35 @@ def report(
         "all_ranks": all_ranks,
         "out": out,
     }
-    return _report(options, assign or (), timeout, key(api_key_file))
+    return _report(options, assign or (), timeout, key(api_key_file), wait)
+
+
+@command(
+    "eaglelab export runs/2 --to junit --out junit.xml",
+    'eaglelab export runs/2 --to markdown >> "$GITHUB_STEP_SUMMARY"',
+    "eaglelab export runs/2 --to github",
+)
+def export(run: o.RunFolder, to: o.ExportForm, out: o.File = None) -> Result:
+    """Print a finished report as a scheduler wants it: JUnit XML, Markdown, GitHub annotations."""
+    from eaglelab import export as module
+    from eaglelab import page
+
+    text = module.export(run, to)
+    if out:
+        page.write(out, text)
+    return Result({}, "" if out else text.rstrip("\n"))
+
+
+@command("eaglelab history runs --out history.html", "eaglelab history runs --json")
+def history(runs: o.RunsFolder, out: o.PageFile = Path("history.html"), as_json: o.Json = False) -> Result:
+    """Draw many reports as one page: accept length over time, per set of prompts, versions marked."""
+    from eaglelab import history as module
+    from eaglelab import page
+
+    found = module.read(runs)
+    page.write(out, module.page(found, runs))
+    text = f"{len(found.runs)} runs; {len(found.left_out)} folders left out\n{out}"
+    return Result({"page": str(out), "runs": module.rows(found), "left_out": found.left_out}, text)
 
 
 @contextlib.contextmanager
@@ -297,13 +326,15 @@ def _refuse_early(out: str, baseline: str) -> None:
         earlier.load(Path(baseline))
 
 
-def _report(options: dict[str, Any], assign: Iterable[str], timeout: float, secret: str | None) -> Result:
+def _report(
+    options: dict[str, Any], assign: Iterable[str], timeout: float, secret: str | None, wait: float = 0
+) -> Result:
     from eaglelab import report as module
     from eaglelab import text
     from eaglelab.params import from_options
 
     params = from_options({k: v for k, v in options.items() if v not in ("", 0)}, assign)
-    outcome = module.run(params, timeout=timeout, api_key=secret, progress=bar())
+    outcome = module.run(params, timeout=timeout, wait=wait, api_key=secret, progress=bar())
     if not outcome.complete:
         say(f"eaglelab: {outcome.message}\nwhat there is lies in {outcome.folder}")
     return Result(*text.outcome(outcome), outcome.exit_code)

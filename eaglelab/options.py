@@ -42,6 +42,12 @@ Timeout = Annotated[float, _value("S", "Seconds until the whole run is stopped."
 KeyFile = Annotated[OptionalPath, _value("FILE", "Holds the server's API key (default: EAGLELAB_API_KEY).")]
 Assign = Annotated[Texts, _value("NAME=VALUE", "Any parameter of the report's notebook.", "-p")]
 Dialect = Annotated[str, _value("NAME", "The tool that wrote the drafter, where its files cannot tell.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished report.")]
+RunsFolder = Annotated[Path, typer.Argument(metavar="RUNS", help="Folder that holds reports.")]
+ExportForm = Annotated[str, _value("NAME", "junit, markdown or github (annotations).", "--to")]
+File = Annotated[OptionalPath, _value("FILE", "Write here (default: stdout).", "--out")]
+PageFile = Annotated[Path, _value("FILE", "The page to write.", "--out")]
+Wait = Annotated[float, _value("S", "Seconds to wait while another report works on this server.", min=0)]
 Form = Annotated[str, _value("NAME", "The form to write: sglang, speculators or vllm.")]
 AllRanks = Annotated[bool, _switch("Record every tensor-parallel rank.", "--all-ranks")]
 AllTraffic = Annotated[

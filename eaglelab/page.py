@@ -47,14 +47,23 @@ def render(notebook: Path, page: Path, title: str) -> None:
     exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True)
     exporter.exclude_input = exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
     body, _ = exporter.from_notebook_node(node)
-    head = (
+    write(page, shell(title, body))
+
+
+def shell(title: str, body: str) -> str:
+    """A whole page around `body`: our style, and a policy that forbids every script and every request."""
+    return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
+
+
+def write(page: Path, text: str) -> None:
+    """Write a page; a reader sees the old one or the whole new one."""
     partial = page.with_name(page.name + ".partial")
-    partial.write_text(f"{head}{body}\n</body></html>\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(page)
 
 

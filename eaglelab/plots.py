@@ -94,7 +94,7 @@ def ladder(rungs: Sequence[Bar], top: float | None = None) -> Figure:
 
     top: the most that one verify can commit (steps + 1); it fixes the axis, so that two runs compare.
     """
-    figure, (axes,) = _figure(1, height=0.62 * len(rungs) + 1.3)
+    figure, (axes,) = blank(1, height=0.62 * len(rungs) + 1.3)
     right = max([top or 1.5] + [1.05 * r.value for r in rungs if r.value is not None])
     above: Bar | None = None
     for y, rung in enumerate(rungs):
@@ -138,7 +138,7 @@ def _title(axes: Axes, text: str) -> None:
 
 def acceptance(rungs: Sequence[Bar]) -> Figure:
     """Acceptance at each draft position, given that those before it were accepted; one line a rung."""
-    figure, (axes,) = _figure(1, height=3.8)
+    figure, (axes,) = blank(1, height=3.8)
     measured = [r for r in rungs if len(r.positions)]
     for i, rung in enumerate(measured):
         steps = range(1, len(rung.positions) + 1)
@@ -164,7 +164,7 @@ def chunks(chunk_stats: Sequence[Any]) -> Figure:
     """Row norms and values of each chunk (stats.ChunkStats): medians within wider and wider quantiles."""
     from matplotlib.ticker import NullLocator
 
-    figure, (norms, values) = _figure(2, height=0.55 * len(chunk_stats) + 1.9)
+    figure, (norms, values) = blank(2, height=0.55 * len(chunk_stats) + 1.9)
     for y, chunk in enumerate(chunk_stats):
         _spread(norms, y, chunk.norms, SERIES[y % 7])
         _spread(values, y, chunk.values, SERIES[y % 7])
@@ -208,7 +208,7 @@ def _power(scale: float) -> float:
     return 10.0 ** math.floor(math.log10(scale)) if scale > 0 else 1.0
 
 
-def _figure(columns: int, height: float) -> tuple[Figure, Sequence[Axes]]:
+def blank(columns: int, height: float) -> tuple[Figure, Sequence[Axes]]:
     """A figure 10 inches wide, without pyplot: nothing is left open and no backend is chosen."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -19,7 +19,8 @@ from eaglelab import baseline, plots, provenance, records, runs, strip, tables
 from eaglelab.errors import BadInput
 from eaglelab.html import Html, code, panel, printable, verdict_box
 from eaglelab.params import ReportParams
-from eaglelab.progress import Progress, teller
+from eaglelab.progress import Progress, quiet, teller
+from eaglelab.turn import turn
 
 if TYPE_CHECKING:
     from eaglelab.diagnose import Diagnosis
@@ -42,10 +43,11 @@ def run(
     params: ReportParams,
     *,
     timeout: float = 3600,
+    wait: float = 0,
     api_key: str | None = None,
     progress: Progress | None = None,
 ) -> runs.Outcome:
-    """Run the notebook headless.
+    """Run the notebook headless, alone on its server: `wait` seconds for another report's turn to end.
 
     A complete run leaves report.jsonl, report.html, report.ipynb and capture/ in `params.out` (default: runs/
     and the time).
@@ -55,17 +57,18 @@ def run(
 
     out = run_folder(params)
     runs.check_out(out)
-    preflight(params, api_key or os.environ.get(KEY))
     title = f"eaglelab report {out.name}"
-    return run_notebook(
-        notebook(),
-        params.model_dump() | {"out": str(out)},
-        out,
-        timeout=timeout,
-        api_key=api_key,
-        progress=progress,
-        finish=lambda folder: render(folder / runs.NOTEBOOK, folder / runs.PAGE, title),
-    )
+    with turn(params.server, wait, progress or quiet):
+        preflight(params, api_key or os.environ.get(KEY))
+        return run_notebook(
+            notebook(),
+            params.model_dump() | {"out": str(out)},
+            out,
+            timeout=timeout,
+            api_key=api_key,
+            progress=progress,
+            finish=lambda folder: render(folder / runs.NOTEBOOK, folder / runs.PAGE, title),
+        )
 
 
 def run_folder(params: ReportParams) -> Path:
@@ -142,7 +145,16 @@ class Report:
 
     def verdict(self) -> Html:
         """Verdict, fault, what to do, and the accept lengths that say how bad it is."""
-        return verdict_box(self.found.verdict, self.found.fault, *self._verdict_lines())
+        headline, details = self._verdict_lines()
+        return verdict_box(self.found.verdict, self.found.fault, headline, [*details, self._what_and_when()])
+
+    def _what_and_when(self) -> str:
+        """Which server, drafter and launch this page is about, and when it was made."""
+        facts, launch = self.found.facts, self.found.evidence.launch
+        source = self.params.server or self.params.capture or "files and flags"
+        shape = f"{launch.steps} steps, topk {launch.topk}, {launch.draft_tokens} draft tokens"
+        how = f"{launch.algorithm}, {shape}, TP {launch.tp_size}"
+        return f"{source}; drafter {self.params.drafter}; {facts['launch']['engine']}, {how}; {facts['time']}"
 
     def _verdict_lines(self) -> tuple[str, list[object]]:
         found, values = self.found, self.values
