@@ -32,7 +32,7 @@ def write_run(
         Finding(
             fault="exposure-bias",
             verdict="skipped",
-            title="no features",
+            title="none",
             rung=2,
             evidence=["give --features"],
         ),
