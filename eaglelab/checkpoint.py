@@ -142,15 +142,16 @@ class Checkpoint:
 
     def check_target(self, target: Target) -> None:
         """BadInput if this drafter cannot belong to that target: another width, or another vocabulary."""
-        for key, mine, theirs in (
-            ("hidden_size", self.target_hidden_size, target.hidden_size),
-            ("vocab_size", self.vocab_size, target.vocab_size),
+        for key, mine, theirs, fault in (
+            ("hidden_size", self.target_hidden_size, target.hidden_size, "drafter-width-differs"),
+            ("vocab_size", self.vocab_size, target.vocab_size, "checkpoint-dtype"),
         ):
             if mine != theirs:
                 raise BadInput(
                     f"{self.path}/config.json: field {key!r}: the drafter was trained for a target of "
                     f"{mine:,}, this target ({target.architecture}) has {theirs:,}; it is a drafter for "
-                    "another target"
+                    "another target",
+                    fault,
                 )
 
 

@@ -4,6 +4,8 @@
 notebook's kernel died; 5 timed out; 6 finished without a summary record.
 """
 
+from __future__ import annotations
+
 HEALTHY, NOT_HEALTHY, USAGE, UNREACHABLE, KERNEL_DIED, TIMED_OUT, NO_SUMMARY = range(7)
 
 
@@ -14,9 +16,27 @@ class EaglelabError(Exception):
 
 
 class BadInput(EaglelabError):
-    """A file, option or parameter does not fit. The message names file and field."""
+    """A file, option or parameter does not fit. The message names file and field.
+
+    `faults`: slugs of the catalogue that the reason is known by, if it is.
+    """
 
     exit_code = USAGE
+
+    def __init__(self, message: str = "", *faults: str):
+        super().__init__(message)
+        self.faults = tuple(filter(None, faults))
+
+
+class Refusal(str):
+    """A reason why an engine does not take a drafter. `fault`: its slug in the catalogue, "" if it has none."""
+
+    fault: str
+
+    def __new__(cls, text: str, fault: str = "") -> Refusal:
+        self = super().__new__(cls, text)
+        self.fault = fault
+        return self
 
 
 class AttachError(EaglelabError):

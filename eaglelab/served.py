@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from eaglelab.checkpoint import Checkpoint
-from eaglelab.errors import BadInput
+from eaglelab.errors import BadInput, Refusal
 from eaglelab.launch import Launch, Target
 from eaglelab.layer_ids import CAPTURE_LAST, default_depths, sglang_depths
 from eaglelab.loader import Loading, ParamSource, as_launched, chunks, loading, nested_ids
@@ -56,7 +56,7 @@ def served(checkpoint: Checkpoint, launch: Launch) -> tuple[Feed, Wiring]:
     """
     checkpoint = as_launched(checkpoint, launch)
     if problems := refusals(checkpoint, launch):
-        raise BadInput("; ".join(problems))
+        raise BadInput("; ".join(problems), *(p.fault for p in problems))
     return _feed(checkpoint, launch), _wiring(checkpoint, launch)
 
 
@@ -126,26 +126,31 @@ def _head(source: ParamSource | None) -> Literal["own", "target", "tied", "initi
     return "initial" if source.kind == "partial" else source.kind
 
 
-def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
+def refusals(checkpoint: Checkpoint, launch: Launch) -> list[Refusal]:
     """Reasons why this engine does not start with this checkpoint, or stops at the first request."""
     checkpoint = as_launched(checkpoint, launch)
     config, s, target = checkpoint.config, checkpoint.settings, launch.target
     where = f"{checkpoint.path}/config.json"
-    found = []
+    found: list[Refusal] = []
+
+    def refuse(text: str, fault: str = "") -> None:
+        found.append(Refusal(text, fault))
+
     if "draft_vocab_size" not in config:
-        found.append(
+        refuse(
             f"{where}: field 'draft_vocab_size' is missing: SGLang stops; write it, or null for the whole "
             "vocabulary"
         )
     if "target_hidden_size" in config and config["target_hidden_size"] is None:
-        found.append(f"{where}: field 'target_hidden_size' is null: SGLang stops; remove it")
+        refuse(f"{where}: field 'target_hidden_size' is null: SGLang stops; remove it")
     if s.tied and launch.algorithm == "EAGLE":
-        found.append(
+        refuse(
             f"{where}: 'tie_word_embeddings' under EAGLE: SGLang stops when it replaces the shared tensor "
-            "twice"
+            "twice",
+            "tied-head-reduced-vocab",
         )
     if s.tied and config.get("draft_vocab_size", 0) is None:
-        found.append(
+        refuse(
             f"{where}: 'tie_word_embeddings' with 'draft_vocab_size' null: SGLang stops; write the "
             "vocabulary size"
         )
@@ -153,31 +158,36 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
         try:
             checkpoint.check_target(target)
         except BadInput as error:
-            found.append(str(error))
+            refuse(str(error), *error.faults)
     if checkpoint.map_form == "absolute" and (offsets := checkpoint.d2t) is not None:
         reached = int((offsets + 2 * np.arange(len(offsets))).max())
         if launch.algorithm == "EAGLE3" and reached >= s.vocab_size:
-            found.append(
+            refuse(
                 f"{checkpoint.path}: d2t holds target ids, SGLang takes them for offsets and drafts ids up "
-                f"to {reached:,} of {s.vocab_size:,}; convert it: offsets are written then"
+                f"to {reached:,} of {s.vocab_size:,}; convert it: offsets are written then",
+                "d2t-absolute",
             )
     feed = _feed(checkpoint, launch)
     if not feed.width:
-        found.append(
-            f"{where}: none of the layer ids is captured on {target and target.architecture}: SGLang stops"
+        refuse(
+            f"{where}: none of the layer ids is captured on {target and target.architecture}: SGLang stops",
+            "id-past-the-last-layer",
         )
     fc_in = chunks(checkpoint) * s.target_hidden_size
     if feed.width not in (0, s.hidden_size, fc_in):
-        found.append(
+        lost = len(set(nested_ids(checkpoint) or ())) > len(feed.depths)
+        refuse(
             f"{where}: the target hands over {feed.width:,} numbers a token (depths {list(feed.depths)}), "
             f"fc takes {fc_in:,}: SGLang stops at the first request; correct the layer ids or "
-            "num_aux_hidden_states"
+            "num_aux_hidden_states",
+            "id-past-the-last-layer" if lost else "fc-width-differs",
         )
     fc = checkpoint.tensors.get("fc.weight")
     if fc and fc.shape != (s.hidden_size, fc_in):
-        found.append(
+        refuse(
             f"{where}: SGLang makes fc {s.hidden_size} x {fc_in}, the file has {fc.shape[0]} x "
             f"{fc.shape[1]}: it stops while loading; give as many ids in eagle_config as the drafter was "
-            "trained with"
+            "trained with",
+            "fc-width-differs",
         )
     return found

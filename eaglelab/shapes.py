@@ -8,6 +8,12 @@ from eaglelab.errors import BadInput
 from eaglelab.settings import Settings
 from eaglelab.tensorfile import TensorInfo
 
+FAULTS = {  # a word of the field that is wrong -> the fault that the catalogue knows it by
+    "head_dim": "head-dim-wrong",
+    "hidden_size": "drafter-width-differs",
+    "vocab_size": "checkpoint-dtype",
+}
+
 
 def check_shapes(path: Path, s: Settings, tensors: dict[str, TensorInfo]) -> None:
     """The config's sizes against the tensors: a wrong field is named here, not by an engine's stack trace."""
@@ -33,12 +39,14 @@ def check_shapes(path: Path, s: Settings, tensors: dict[str, TensorInfo]) -> Non
         ):
             raise BadInput(
                 f"{path}/config.json: field {fields!r} gives {expected:,}, but tensor "
-                f"{tensors[name].name_in_file!r} has shape {list(tensors[name].shape)}; correct the config"
+                f"{tensors[name].name_in_file!r} has shape {list(tensors[name].shape)}; correct the config",
+                next((fault for word, fault in FAULTS.items() if word in fields), ""),
             )
     if (fc := tensors.get("fc.weight")) and (len(fc.shape) != 2 or fc.shape[1] % (s.target_hidden_size or 1)):
         raise BadInput(
             f"{path}: fc.weight has shape {list(fc.shape)}: its input is no multiple of the target's hidden "
-            f"size {s.target_hidden_size:,} (field 'target_hidden_size', else 'hidden_size')"
+            f"size {s.target_hidden_size:,} (field 'target_hidden_size', else 'hidden_size')",
+            "drafter-width-differs",
         )
 
 
