@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from eaglelab import latent
 from eaglelab.errors import BadInput
 from eaglelab.rope import frequencies, rotate
 from eaglelab.wiring import Wiring
 
 Tap = Callable[[str, torch.Tensor], None]  # (stage, tensor): read it, do not keep a reference to write into
+See = Callable[[str, torch.Tensor], torch.Tensor]  # the same, handing the tensor on
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # (layer, q, k, v) -> mix
 
 
@@ -35,7 +37,10 @@ class Drafter:
         self.embedding, self.head = self.weights["embed_tokens.weight"], self.weights["lm_head.weight"]
         self.hidden_size, self.vocab_size = self.embedding.shape[1], self.embedding.shape[0]
         self.head_dim = wiring.head_dim or self.hidden_size // wiring.heads
-        self.rope = frequencies(wiring.rope, self.head_dim, wiring.max_positions)
+        self.qkv = latent.qkv if wiring.latent else _qkv
+        self.scale = latent.scale(wiring) if wiring.latent else self.head_dim**-0.5
+        turning = wiring.latent.qk_rope_head_dim if wiring.latent else self.head_dim
+        self.rope = frequencies(wiring.rope, turning, wiring.max_positions)
         self.draft_vocab_size = min(len(self.head), wiring.logits_width or len(self.head))
         self.vocabulary = torch.arange(self.draft_vocab_size, device=self.device)  # draft id -> target id
         if wiring.vocab_map == "misread":  # the file holds target ids, and the engine adds the index to them
@@ -53,9 +58,9 @@ class Drafter:
             raise BadInput(f"features are {x.shape[-1]} wide; the drafter with fc {wiring.fc} takes {takes}")
         if wiring.fc == "bypassed":
             return x
-        if wiring.norm_before_fc == "whole":
+        if wiring.norm_before_fc in ("whole", "both"):
             x = see("input_norm", self.norm("input_norm", x))
-        elif wiring.norm_before_fc == "per-chunk":
+        if wiring.norm_before_fc in ("per-chunk", "both"):
             chunks = x.split(len(self.weights["fc_norm.0.weight"]), dim=-1)
             x = see("fc_norm", torch.cat([self.norm(f"fc_norm.{i}", c) for i, c in enumerate(chunks)], -1))
         return see("fc", self.linear("fc", x))
@@ -65,10 +70,10 @@ class Drafter:
         """One pass over independent rows.
 
         tokens [rows] target ids; hidden [rows, H], projected features or the feedback of the step before;
-        positions [rows]; `attend` keeps k, v and returns the mix [rows, heads, head_dim].
+        positions [rows]; `attend` keeps k, v and returns the mix [rows, heads, width of v].
         -> (normed, feedback), both [rows, H].
         """
-        see, wiring, rows = _seer(tap), self.wiring, len(tokens)
+        see, wiring = _seer(tap), self.wiring
         embed = see("embed", F.embedding(tokens, self.embedding))
         for n in range(wiring.layers):
             layer = f"layers.{n}."
@@ -79,13 +84,7 @@ class Drafter:
                     residual = x
                 embed = see(layer + "input_layernorm", self.norm(layer + "input_layernorm", embed))
                 x = torch.cat([embed, x], dim=-1)
-            q, k, v = (self.linear(f"{layer}self_attn.{p}_proj", x) for p in "qkv")
-            q, k, v = (y.view(rows, y.shape[-1] // self.head_dim, self.head_dim) for y in (q, k, v))
-            if wiring.qk_norm:
-                q, k = self.norm(layer + "self_attn.q_norm", q), self.norm(layer + "self_attn.k_norm", k)
-            see(layer + "v", v)
-            q = see(layer + "q_rope", rotate(see(layer + "q", q), positions, self.rope, wiring.rope.layout))
-            k = see(layer + "k_rope", rotate(see(layer + "k", k), positions, self.rope, wiring.rope.layout))
+            q, k, v = self.qkv(self, layer, x, positions, see)
             mixed = see(layer + "attention", attend(n, q, k, v).flatten(1))
             hidden = residual + see(layer + "o_proj", self.linear(layer + "self_attn.o_proj", mixed))
             x = see(layer + "post_attention_layernorm", self.norm(layer + "post_attention_layernorm", hidden))
@@ -110,12 +109,24 @@ class Drafter:
         return F.rms_norm(x, (x.shape[-1],), self.weights[name + ".weight"], self.wiring.eps)
 
 
+def _qkv(drafter: Drafter, at: str, x: torch.Tensor, positions: torch.Tensor, see: See):
+    """Plain attention of layer `at`: x [rows, width] -> q [rows, heads, d], k and v [rows, kv heads, d]."""
+    own, layout = at + "self_attn.", drafter.wiring.rope.layout
+    q, k, v = (drafter.linear(f"{own}{p}_proj", x).unflatten(-1, (-1, drafter.head_dim)) for p in "qkv")
+    if drafter.wiring.qk_norm:
+        q, k = drafter.norm(own + "q_norm", q), drafter.norm(own + "k_norm", k)
+    see(at + "v", v)
+    q = see(at + "q_rope", rotate(see(at + "q", q), positions, drafter.rope, layout))
+    k = see(at + "k_rope", rotate(see(at + "k", k), positions, drafter.rope, layout))
+    return q, k, v
+
+
 def _state_norm(n: int, wiring: Wiring) -> str:
     """The norm of a layer's hidden state; trainers and engines differ about it in later layers."""
     return f"layers.{n}.{'hidden_norm' if n == 0 else wiring.later_norm}"
 
 
-def _seer(tap: Tap | None):
+def _seer(tap: Tap | None) -> See:
     def see(stage: str, tensor: torch.Tensor) -> torch.Tensor:
         if tap is not None:
             tap(stage, tensor)
@@ -132,13 +143,14 @@ def _names(wiring: Wiring, present) -> list[str]:
     if wiring.fc == "applied":
         names.append("fc.weight")
         optional.append("fc.bias")
-        if wiring.norm_before_fc == "whole":
+        if wiring.norm_before_fc in ("whole", "both"):
             names.append("input_norm.weight")
-        elif wiring.norm_before_fc == "per-chunk":
+        if wiring.norm_before_fc in ("per-chunk", "both"):
             names += sorted(n for n in {*present, *wiring.unloaded} if n.startswith("fc_norm."))
     for n in range(wiring.layers):
         layer = f"layers.{n}."
-        names += [f"{layer}self_attn.{p}_proj.weight" for p in "qkvo"]
+        parts = (*latent.PARTS, "o_proj") if wiring.latent else [f"{p}_proj" for p in "qkvo"]
+        names += [f"{layer}self_attn.{part}.weight" for part in parts]
         names += [f"{layer}mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
         names += [layer + "post_attention_layernorm.weight"]
         names += [_state_norm(n, wiring) + ".weight"] + [layer + "input_layernorm.weight"] * (n == 0)
@@ -160,7 +172,7 @@ def _gather(checkpoint: Any, wiring: Wiring, target: Any, device: torch.device, 
 
     for name in _names(wiring, checkpoint.tensors):
         if name in wiring.unloaded:
-            weights[name], known = _initial(name, checkpoint)
+            weights[name], known = _initial(name, checkpoint, wiring)
             weights[name] = weights[name].to(device, dtype)
             guessed += [] if known else [name]
         elif name in checkpoint.tensors:
@@ -183,21 +195,21 @@ def _gather(checkpoint: Any, wiring: Wiring, target: Any, device: torch.device, 
     return weights, tuple(guessed)
 
 
-def _initial(name: str, checkpoint: Any) -> tuple[torch.Tensor, bool]:
+def _initial(name: str, checkpoint: Any, wiring: Wiring) -> tuple[torch.Tensor, bool]:
     """What an engine's parameter holds when the file lacks it -> (tensor, whether that is known).
 
     A norm is ones; anything else is uninitialised memory, for which seeded noise stands in.
     """
     if "norm" in name and name.endswith(".weight"):
-        return torch.ones(_shape(name, checkpoint)), True
-    return _random(_shape(name, checkpoint)), False
+        return torch.ones(_shape(name, checkpoint, wiring)), True
+    return _random(_shape(name, checkpoint, wiring)), False
 
 
 def _random(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 0.02
 
 
-def _shape(name: str, checkpoint: Any) -> tuple[int, ...]:
+def _shape(name: str, checkpoint: Any, wiring: Wiring) -> tuple[int, ...]:
     """Shape of a parameter: its own in the file if it is there, else by the rules of the architecture."""
     if name in checkpoint.tensors:
         return tuple(checkpoint.tensors[name].shape)
@@ -212,5 +224,6 @@ def _shape(name: str, checkpoint: Any) -> tuple[int, ...]:
         "k_proj": (kv_heads * head_dim, first), "v_proj": (kv_heads * head_dim, first),
         "o_proj": (hidden, heads * head_dim), "gate_proj": (c["intermediate_size"], hidden),
         "up_proj": (c["intermediate_size"], hidden), "down_proj": (hidden, c["intermediate_size"]),
+        **latent.shapes(wiring, hidden),
     }  # fmt: skip
     return shapes.get(name.split(".")[-2], (hidden,))

@@ -52,7 +52,7 @@ class Drafting:
 
     def __init__(self, drafter: Drafter):
         self.drafter = drafter
-        self.keys = [torch.empty(0)] * drafter.wiring.layers  # per layer [rows, kv heads, head_dim]
+        self.keys = [torch.empty(0)] * drafter.wiring.layers  # per layer [rows, kv heads, width]
         self.values = list(self.keys)
         self.normed = torch.empty(0)  # [rows, H] after the final norm
         self.feedback = torch.empty(0)  # [rows, H] what the first draft step would be fed
@@ -82,7 +82,7 @@ class Drafting:
             def attend(layer, q, k, v, seen=seen):
                 self.keys[layer] = k if not len(self.keys[layer]) else torch.cat([self.keys[layer], k])
                 self.values[layer] = v if not len(self.values[layer]) else torch.cat([self.values[layer], v])
-                return mix(q, self.keys[layer], self.values[layer], seen)
+                return mix(q, self.keys[layer], self.values[layer], seen, scale=self.drafter.scale)
 
             hidden = self.drafter.project(rows, tap)
             normed, feedback = self.drafter.forward(
@@ -173,9 +173,9 @@ class _Branches:
     def __init__(self, text: Drafting, starts: torch.Tensor, width: int, steps: int):
         self.text, self.taken = text, 0
         self.rows = starts.repeat_interleave(width)
-        shape = (len(self.rows), max(steps - 1, 0), *text.keys[0].shape[1:])
-        self.keys = [k.new_zeros(shape) for k in text.keys]
-        self.values = [k.new_zeros(shape) for k in text.keys]
+        shape = (len(self.rows), max(steps - 1, 0))
+        self.keys = [k.new_zeros(*shape, *k.shape[1:]) for k in text.keys]
+        self.values = [v.new_zeros(*shape, *v.shape[1:]) for v in text.values]
 
     def step(self, tokens: torch.Tensor, hidden: torch.Tensor, tap: Tap | None):
         """One draft step of all branches: tokens [B * width], hidden [B * width, H] -> (normed, feedback)."""
@@ -188,7 +188,7 @@ class _Branches:
             own = self.keys[layer][:, : now + 1], self.values[layer][:, : now + 1]
             window = drafter.wiring.window
             own = own if window is None else tuple(x[:, -window:] for x in own)
-            return mix(q, self.text.keys[layer], self.text.values[layer], seen, *own)
+            return mix(q, self.text.keys[layer], self.text.values[layer], seen, *own, scale=drafter.scale)
 
         self.taken += 1
         return drafter.forward(tokens, hidden, positions, attend, tap)
@@ -198,25 +198,26 @@ class _Branches:
         self.values = [v[source] for v in self.values]
 
 
-def mix(q, keys, values, visible, own_keys=None, own_values=None) -> torch.Tensor:
-    """Attention in float32 -> [rows, heads, d] in q's dtype.
+def mix(q, keys, values, visible, own_keys=None, own_values=None, scale=None) -> torch.Tensor:
+    """Attention in float32 -> [rows, heads, width of values] in q's dtype.
 
     q [rows, heads, d]; keys, values [n, kv heads, d] shared by all rows, each seeing its `visible` [rows, n];
-    own_keys, own_values [rows, m, kv heads, d] seen by their row only.
+    own_keys, own_values [rows, m, kv heads, d] seen by their row only; scale of the scores: d ** -0.5.
     """
     rows, heads, d = q.shape
-    grouped = (
-        q.float().view(rows, keys.shape[1], heads // keys.shape[1], d) * d**-0.5
+    out = (rows, heads, values.shape[-1])
+    grouped = q.float().view(rows, keys.shape[1], heads // keys.shape[1], d) * (
+        scale or d**-0.5
     )  # query heads that share a kv head
     scores = torch.einsum("rkgd,nkd->rkgn", grouped, keys.float())
     scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
     if own_keys is None:
-        return torch.einsum("rkgn,nkd->rkgd", scores.softmax(-1), values.float()).reshape(q.shape).to(q.dtype)
+        return torch.einsum("rkgn,nkd->rkgd", scores.softmax(-1), values.float()).reshape(out).to(q.dtype)
     own = torch.einsum("rkgd,rmkd->rkgm", grouped, own_keys.float())
     weights = torch.cat([scores, own], dim=-1).softmax(-1)
     shared, own = weights[..., : len(keys)], weights[..., len(keys) :]
     mixed = torch.einsum("rkgn,nkd->rkgd", shared, values.float())
-    return (mixed + torch.einsum("rkgm,rmkd->rkgd", own, own_values.float())).reshape(q.shape).to(q.dtype)
+    return (mixed + torch.einsum("rkgm,rmkd->rkgd", own, own_values.float())).reshape(out).to(q.dtype)
 
 
 def _organise(scores, candidates, parents, topk: int, nodes: int) -> Trees:

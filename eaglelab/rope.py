@@ -12,6 +12,7 @@ import torch
 
 from eaglelab.errors import BadInput
 from eaglelab.wiring import Rope
+from eaglelab.yarn import number, rotation_factor
 
 
 def frequencies(rope: Rope, head_dim: int, max_positions: int = 0) -> tuple[torch.Tensor, float]:
@@ -25,10 +26,10 @@ def frequencies(rope: Rope, head_dim: int, max_positions: int = 0) -> tuple[torc
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return plain, 1.0
-    factor = _number(scaling, "factor", 1.0)
+    factor = number(scaling, "factor", 1.0)
     if kind == "linear":
         return plain / factor, 1.0
-    original = _number(scaling, "original_max_position_embeddings", max_positions)
+    original = number(scaling, "original_max_position_embeddings", max_positions)
     if kind == "llama3":
         return _llama3(plain, scaling, factor, original), 1.0
     if kind == "yarn":
@@ -55,7 +56,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, table: tuple[torch.Tensor, 
 
 
 def _llama3(plain: torch.Tensor, scaling: dict, factor: float, original: float) -> torch.Tensor:
-    low, high = _number(scaling, "low_freq_factor", 1.0), _number(scaling, "high_freq_factor", 4.0)
+    low, high = number(scaling, "low_freq_factor", 1.0), number(scaling, "high_freq_factor", 4.0)
     turns = original * plain / (2 * math.pi)  # full turns within the original context
     share = ((turns - low) / (high - low)).clamp(0, 1)  # 1: fast channel, kept; 0: slow channel, stretched
     return plain * share + plain / factor * (1 - share)
@@ -65,28 +66,10 @@ def _yarn(plain: torch.Tensor, scaling: dict, factor: float, original: float, th
     def channel(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    fast, slow = _number(scaling, "beta_fast", 32.0), _number(scaling, "beta_slow", 1.0)
+    fast, slow = number(scaling, "beta_fast", 32.0), number(scaling, "beta_slow", 1.0)
     low, high = channel(fast), channel(slow)
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (max(high - low, 0.001))).clamp(0, 1)
-    return plain * (1 - ramp) + plain / factor * ramp, _yarn_factor(scaling, factor)
-
-
-def _yarn_factor(scaling: dict, factor: float) -> float:
-    def magnitude(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if scaling.get("attention_factor") is not None:
-        return float(scaling["attention_factor"])
-    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return magnitude(float(scaling["mscale"])) / magnitude(float(scaling["mscale_all_dim"]))
-    return magnitude(1.0)
-
-
-def _number(scaling: dict, name: str, default: float) -> float:
-    value = scaling.get(name, default)
-    if not isinstance(value, int | float):
-        raise BadInput(f"rope_scaling.{name} is {value!r}: expected a number")
-    return float(value)
+    return plain * (1 - ramp) + plain / factor * ramp, rotation_factor(scaling)

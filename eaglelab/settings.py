@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from eaglelab.errors import BadInput
-from eaglelab.wiring import Rope
+from eaglelab.wiring import Latent, Rope
 
 # The defaults that transformers fills in for keys a config leaves out (LlamaConfig, Qwen3Config of
 # transformers 5).
@@ -30,17 +30,6 @@ _SHARED: dict[str, Any] = {
     "num_hidden_layers": 32,
     "rms_norm_eps": 1e-6,
 }
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Widths of multi-head latent attention, as DeepSeek-V2 names them."""
-
-    q_lora_rank: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
 
 
 @dataclass(frozen=True)

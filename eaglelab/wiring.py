@@ -21,6 +21,17 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Widths of multi-head latent attention (MLA), as DeepSeek-V2 names them; only the rope part turns."""
+
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True)
 class Feed:
     """What reaches the drafter at a draft-extend.
 
@@ -39,13 +50,14 @@ class Wiring:
     """What the drafter does with its feed."""
 
     fc: Literal["applied", "bypassed"] = "applied"
-    norm_before_fc: Literal["none", "whole", "per-chunk"] = "none"
+    norm_before_fc: Literal["none", "whole", "per-chunk", "both"] = "none"  # both: whole, then per chunk
     residual: Literal["raw", "normed"] = "raw"
     feedback: Literal["pre-norm", "post-norm"] = "pre-norm"
     rope: Rope = Rope()
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    latent: Latent | None = None  # multi-head latent attention; None: plain attention
     qk_norm: bool = False
     attention_bias: bool = False  # biases of the q, k and v projections
     output_bias: bool = False  # bias of the o projection
