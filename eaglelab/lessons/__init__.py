@@ -1,0 +1,11 @@
+"""The lessons' pieces, a module a lesson: what is looked at, and the checks of the reader's own functions.
+
+The notebooks in notebooks/lessons/ hold the exercises and, folded, their answers. A check calls the reader's
+function on cases that it has not seen, compares with an independent result, and says in words what is wrong.
+"""
+
+from __future__ import annotations
+
+LESSONS = {  # notebook -> its title
+    "1_speculative_decoding": "Speculative decoding and its arithmetic",
+}

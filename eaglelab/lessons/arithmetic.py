@@ -1,0 +1,327 @@
+"""Lesson 1: speculative decoding and its arithmetic."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eaglelab import explain as definitions
+from eaglelab.html import Html
+from eaglelab.lessons import material
+from eaglelab.lessons.checking import Case, NotYet, alike, ask, compare, given, passed
+
+Tokens = list[int]
+
+
+def rounds() -> list[tuple[Tokens, Tokens]]:
+    """Every round of the shipped capture: the drafts, and the target's choices along its own text.
+
+    drafts [S]; choices [S + 1]. After the first wrong draft the target would really have judged a text that
+    it never wrote; what it would have said there does not matter, and its own text stands in.
+    """
+    found = []
+    for text, trace in zip(material.texts(), material.golden().requests.values(), strict=True):
+        for r in trace.rounds:
+            choices = text.tokens[r.n + 1 : r.n + 2 + len(r.draft_tokens)]
+            if len(choices) == len(r.draft_tokens) + 1:
+                found.append((r.draft_tokens, choices))
+    return found
+
+
+def committed() -> list[Tokens]:
+    """What the genuine server committed in these rounds."""
+    return [
+        r.committed
+        for text, trace in zip(material.texts(), material.golden().requests.values(), strict=True)
+        for r in trace.rounds
+        if len(text.tokens) > r.n + 1 + len(r.draft_tokens)
+    ]
+
+
+def show_rounds(count: int = 4) -> Html:
+    """The first rounds of the capture as words."""
+    rows = []
+    for i, ((drafts, _), took) in enumerate(zip(rounds()[:count], committed(), strict=False), 1):
+        rows.append((i, material.spelled(drafts), material.spelled(took), len(took)))
+    header = ("round", "drafted", "committed (the last one is the target's own)", "tokens committed")
+    return material.shown(header, rows, "Bars part the tokens, ␣ is a space")
+
+
+def check_verify(verify: Callable[[Tokens, Tokens], Tokens]) -> Html:
+    """Greedy verification, on made-up rounds and then on the server's."""
+    dice = random.Random(1)
+    cases = [
+        Case(([5, 6, 7], [5, 6, 9, 4]), [5, 6, 9], "The third is wrong; the target's 9 is added."),
+        Case(([5, 6, 7], [5, 6, 7, 8]), [5, 6, 7, 8], "All right: the target's next token comes for free."),
+        Case(([5, 6, 7], [4, 6, 7, 8]), [4], "The first is wrong: later ones never count."),
+        Case(([], [3]), [3], "Nothing drafted: plain decoding."),
+    ]  # fmt: skip
+    for _ in range(50):
+        choices = [dice.randrange(3) for _ in range(6)]
+        drafts = [t if dice.random() < 0.7 else 9 for t in choices[:5]]
+        cases.append(Case((drafts, choices), choices[: (drafts + [9]).index(9) + 1 if 9 in drafts else 6]))
+    hints = [
+        (lambda d, t: [x for x, y in zip(d, t, strict=False) if x == y] + t[-1:], "Stop at the first miss."),
+        (_kept, "The target's own token is missing: a verify always commits one."),
+        (lambda d, t: _kept(d, t) + t[-1:], "Add the target's choice right after the last kept draft."),
+    ]  # fmt: skip
+    count = compare(verify, cases, hints)
+    for (drafts, choices), took in zip(rounds(), committed(), strict=True):
+        if ask(verify, drafts, choices) != took:
+            raise NotYet(f"On the server's round {drafts} against {choices}: it committed {took}.")
+    return passed(
+        f"{count} cases, and every one of the genuine server's {len(rounds())} rounds comes out as it ran."
+    )
+
+
+def _kept(drafts: Tokens, choices: Tokens) -> Tokens:
+    kept = 0
+    while kept < len(drafts) and drafts[kept] == choices[kept]:
+        kept += 1
+    return drafts[:kept]
+
+
+def check_figures(accept_length: Any, acceptance_rate: Any) -> Html:
+    """Accept length and acceptance rate of rounds with so many accepted drafts."""
+    dice = random.Random(2)
+    some = [[dice.randrange(5) for _ in range(dice.randrange(1, 30))] for _ in range(20)]
+    length = [Case(([0, 0, 0],), 1.0, "Nothing accepted: each verify still commits the target's token.")]
+    length += [Case((c,), 1 + sum(c) / len(c)) for c in [[4, 4], *some]]
+    compare(
+        accept_length, length,
+        [(lambda c: sum(c) / len(c), "Accept length counts the target's own token, one a verify.")],
+    )  # fmt: skip
+    rate = [Case(([0, 0, 0], 4), 0.0, "Nothing accepted is a rate of 0: the target's own token is no draft.")]
+    rate += [Case((c, 5), sum(c) / len(c) / 5) for c in [[4, 4], *some]]
+    compare(
+        acceptance_rate, rate,
+        [
+            (lambda c, s: (sum(c) / len(c) + 1) / (s + 1), "That is an old SGLang's rate: no bonus, please."),
+            (lambda c, s: sum(c) / len(c), "Divide by the drafts that were proposed, S a verify."),
+        ],
+    )  # fmt: skip
+    return passed("Both are right, on 21 cases each.", against_counters(accept_length))
+
+
+def against_counters(accept_length: Callable[[list[int]], float]) -> str:
+    """The reader's figure beside the server's own counters of one request."""
+    capture = material.golden()
+    rid, trace = next(iter(capture.requests.items()))
+    counters = capture.sent[rid]["counters"]
+    own = accept_length([r.accept_len - 1 for r in trace.rounds])
+    exact = 1 + counters["spec_num_correct_drafts"] / counters["spec_verify_ct"]
+    return (
+        f"The shipped capture's first request: yours {own:.4f}; the server's counters say 1 + "
+        f"{counters['spec_num_correct_drafts']} / {counters['spec_verify_ct']} = {exact:.4f}; its response "
+        f"prints {counters['spec_accept_length']:.4f}: completion tokens / verifies, which counts the "
+        "prefill's token too, and leaves out what the last verify committed past the limit."
+    )
+
+
+def check_positions(by_position: Callable[[list[int], int], list[float]]) -> Html:
+    """Share of rounds in which the first j drafts were all accepted."""
+    dice = random.Random(3)
+    cases = [
+        Case(([2, 0, 3], 3), [2 / 3, 2 / 3, 1 / 3], "Two of three rounds got past position 1, and past 2."),
+        Case(([0, 0], 2), [0.0, 0.0]),
+    ]
+    for _ in range(30):
+        steps = dice.randrange(1, 7)
+        correct = [dice.randrange(steps + 1) for _ in range(dice.randrange(1, 20))]
+        cases.append(
+            Case((correct, steps), [sum(c >= j for c in correct) / len(correct) for j in range(1, steps + 1)])
+        )
+    count = compare(
+        by_position, cases,
+        [
+            (lambda c, s: [sum(x == j for x in c) / len(c) for j in range(1, s + 1)],
+             "A round with 3 accepted drafts also accepted the first two."),
+            (lambda c, s: [sum(x >= j for x in c) / len(c) for j in range(s)], "Positions count from 1."),
+            (lambda c, s: [sum(x > j for x in c) / len(c) for j in range(1, s + 1)],
+             "Position j is reached by j accepted drafts."),
+        ],
+    )  # fmt: skip
+    correct = server_correct()
+    total = sum(by_position(correct, 5))
+    return passed(
+        f"{count} cases.",
+        f"On the shipped capture they add up to {total:.4f}; 1 + that is {1 + total:.4f}, the accept length "
+        f"({1 + sum(correct) / len(correct):.4f}). They always do.",
+    )
+
+
+def server_correct() -> list[int]:
+    """Accepted drafts of each round of the shipped capture."""
+    return [r.accept_len - 1 for trace in material.golden().requests.values() for r in trace.rounds]
+
+
+def trainer_positions() -> list[float]:
+    """What speculators 0.9.0 measured when it validated this drafter: right among all, step 1 to 5."""
+    drafter = material.figures()["drafter"]
+    return [drafter[f"full_acc_{step}"] for step in range(5)]
+
+
+def positions_figure(by_position: Callable[[list[int], int], list[float]]) -> Any:
+    """The reader's shares for the shipped capture, beside the trainer's validation."""
+    from eaglelab import plots
+    from eaglelab.html import BLUE, INK, ORANGE
+
+    correct, trainer = server_correct(), trainer_positions()
+    figure, (axes,) = plots.blank(1, 3.4)
+    place = range(1, 6)
+    rows = (
+        (by_position(correct, 5), f"server, n = {len(correct)} verifies", BLUE, "o-", -16),
+        (trainer, "trainer's validation", ORANGE, "s--", 8),
+    )
+    for shares, label, colour, style, above in rows:
+        axes.plot(place, shares, style, color=colour, label=f"{label}: 1 + sum = {1 + sum(shares):.2f}")
+        for x, y in zip(place, shares, strict=True):
+            axes.annotate(
+                f"{y:.2f}", (x, y), textcoords="offset points", xytext=(0, above), ha="center", color=INK
+            )
+    axes.set_xticks(list(place))
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("draft position")
+    axes.set_ylabel("share of rounds accepted\nup to this position")
+    axes.legend(frameon=False, loc="upper right")
+    return material.picture(figure, "share of rounds accepted up to each draft position")
+
+
+def check_printed(printed: Callable[[float, int, int], dict[str, float]]) -> Html:
+    """What four definitions print for the same server."""
+    known = {d.name: d for d in (definitions.WITH_BONUS, definitions.DRAFTS, definitions.PER_DRAFT_TOKENS)}
+    known["rate-oldest"] = definitions.PER_STEPS
+    cases = []
+    for m, steps in ((0.0, 4), (0.0, 5), (1.5, 4), (3.0, 3), (2.25, 5)):
+        shape = definitions.Shape(steps, steps + 1)
+        wanted = {name: d.value(m, shape) for name, d in known.items()}
+        cases.append(Case((m, steps, steps + 1), wanted, "Nothing was accepted here." if not m else ""))
+    compare(printed, cases)
+    zero = printed(0.0, 4, 5)
+    said = ", ".join(f"{name} {value:.2f}" for name, value in zero.items())
+    return passed(f"{len(cases)} servers.", f"A server with 4 steps that accepts nothing prints: {said}.")
+
+
+def check_zero(answers: dict[str, Any]) -> Html:
+    """Which printed lines mean that nothing was accepted."""
+    wrong = []
+    for line, shape, truth in ZERO:
+        if given(answers.get(line, ...), f"the answer to {line!r}") is not truth:
+            found = definitions.explain(line, shape[0], shape[1])
+            say = "; ".join(
+                f"read as {', '.join(d.name for d in r.definitions.values())}: {r.correct:.2f} a verify"
+                for r in found.readings
+            )
+            wrong.append(f"{line!r} with {shape[0]} steps, {shape[1]} draft tokens: {say}.")
+    if wrong:
+        raise NotYet("Look again: " + " ".join(wrong))
+    return passed("All right. Nothing but the definition tells a dead drafter from one that is merely poor.")
+
+
+ZERO = (  # a line as printed, (steps, draft tokens), whether it must mean that nothing was accepted
+    ("accept len: 1.00, accept rate: 0.20", (4, 5), True),
+    ("accept len: 1.00, accept rate: 0.00", (4, 5), True),
+    ("accept len: 1.80, accept rate: 0.20", (4, 5), False),
+    ("accept len: 1.20, accept rate: 0.30", (3, 4), False),
+)
+
+
+def readings(line: str, steps: int, draft_tokens: int) -> Html:
+    """Every reading of a printed line, by the package (`eaglelab explain`)."""
+    found = definitions.explain(line, steps, draft_tokens)
+    rows = []
+    for r in found.readings:
+        words = "; ".join(f"{n}: {d.words} [{d.source}]" for n, d in r.definitions.items())
+        rows.append((words, round(r.correct, 3), round(1 + r.correct, 3)))
+    header = ("if it is defined so", "drafts accepted a verify", "accept length")
+    return material.shown(header, rows, f"{line!r}, {steps} steps, {draft_tokens} draft tokens")
+
+
+def check_sampling(accept: Any, leftover: Any) -> Html:
+    """Lossless sampling: whatever the drafter's distribution, the target's comes out."""
+    dice = random.Random(4)
+    for _ in range(20):
+        p, q = (_distribution(dice, 6) for _ in range(2))
+        taken = [ask(accept, p, q, x) for x in range(6)]
+        wanted = [min(1.0, a / b) for a, b in zip(p, q, strict=True)]
+        if not alike(taken, wanted):
+            x = next(i for i in range(6) if not alike(taken[i], wanted[i]))
+            raise NotYet(
+                f"A token with target probability {p[x]:.3f}, drafted with {q[x]:.3f}, is kept with "
+                f"probability {wanted[x]:.3f}; yours is {taken[x]:.3f}. It is min(1, p / q)."
+            )
+        rest = list(ask(leftover, p, q))
+        positive = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+        if not alike(rest, [v / sum(positive) for v in positive]):
+            more = (
+                f"its sum is {sum(rest):.3f}, not 1" if abs(sum(rest) - 1) > 1e-6 else "look at where q > p"
+            )
+            raise NotYet(
+                f"leftover is what the target has more of, max(0, p - q), made to add up to 1: {more}."
+            )
+        rejected = sum(b * (1 - t) for b, t in zip(q, taken, strict=True))
+        out = [b * t + rejected * r for b, t, r in zip(q, taken, rest, strict=True)]
+        if not alike(out, p):
+            raise NotYet(f"What comes out is {out}, not the target's {p}.")
+    same = sum(min(a, b) for a, b in zip(p, q, strict=True))
+    return passed(
+        "20 pairs of distributions: what comes out is the target's, to the last digit.",
+        f"For the last pair a draft is kept with probability {same:.3f}, the sum of min(p, q).",
+    )
+
+
+def _distribution(dice: random.Random, size: int) -> list[float]:
+    raw = [dice.random() ** 3 + 1e-3 for _ in range(size)]
+    return [x / sum(raw) for x in raw]
+
+
+def check_speedup(speedup: Callable[[float, int, float], float]) -> Html:
+    """Tokens a unit of time against plain decoding."""
+    cases = [
+        Case(
+            (1.0, 5, 0.1), 1 / 1.5, "Nothing accepted: the drafting was for nothing, and this is a slow-down."
+        ),
+        Case((4.0, 5, 0.0), 4.0, "Free drafts: as many times faster as tokens are committed a verify."),
+        Case((4.5, 5, 0.2), 2.25),
+        Case((2.0, 3, 0.05), 2 / 1.15),
+    ]
+    count = compare(
+        speedup, cases,
+        [(lambda a, s, c: a * (1 + s * c), "The time of a round goes below the line."),
+         (lambda a, s, c: a / (s * c) if s * c else a, "One verify (1) and S draft steps (c each).")],
+    )  # fmt: skip
+    return passed(f"{count} cases.")
+
+
+def speed_figure(speedup: Callable[[float, int, float], float]) -> Any:
+    """Speed-up against accept length for three costs of a draft step, the measured servers marked."""
+    from eaglelab import plots
+    from eaglelab.html import INK
+
+    servers = material.figures()["measure"]["servers"]
+    figure, (axes,) = plots.blank(1, 3.6)
+    lengths: Sequence[float] = [1 + 0.05 * i for i in range(101)]
+    for cost, colour, style in zip((0.02, 0.1, 0.3), plots.SERIES, plots.STYLES, strict=False):
+        axes.plot(
+            lengths,
+            [speedup(x, 5, cost) for x in lengths],
+            style,
+            color=colour,
+            label=f"a draft step costs {cost:g} of a verify",
+        )
+        for name in ("EAGLE", "EAGLE3"):
+            x = servers[name]["accept_length"]
+            axes.plot(x, speedup(x, 5, cost), "o", color=colour, markersize=7)
+    for name in ("EAGLE", "EAGLE3"):
+        x = servers[name]["accept_length"]
+        axes.axvline(x, color="#b0b0b0", linewidth=1, zorder=0)
+        axes.text(x, 5.6, f" {name}: {x:.2f}", color=INK, va="center")
+    axes.axhline(1, color=INK, linewidth=1)
+    axes.text(6, 1.06, "plain decoding", color=INK, ha="right", va="bottom")
+    axes.set_xlim(1, 6)
+    axes.set_ylim(0, 6)
+    axes.set_xlabel("accept length: tokens committed per verify (5 steps)")
+    axes.set_ylabel("times the speed of\nplain decoding (model)")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.03, 0.9))
+    return material.picture(figure, "speed-up against accept length")

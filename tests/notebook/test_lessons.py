@@ -1,0 +1,169 @@
+"""The lessons: each passes with its folded answers, and each check fails on the untouched exercise."""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from eaglelab.lessons import LESSONS, arithmetic
+from eaglelab.lessons.checking import NotYet
+
+FOLDER = Path(__file__).parents[2] / "notebooks" / "lessons"
+EVERY = [FOLDER / f"{stem}.ipynb" for stem in LESSONS]
+ANSWER = re.compile(r"<details><summary>Answer</summary>.*?```python\n(.*?)```.*</details>", re.S)
+
+
+def kind(cell):
+    tags = cell.metadata.get("tags", [])
+    return tags[0] if tags else cell.cell_type
+
+
+def answer(cell):
+    """The code in a folded answer."""
+    return ANSWER.fullmatch(cell.source).group(1)
+
+
+def exercises(notebook):
+    """(exercise, its check, its answer's code): each exercise is followed by these, in this order."""
+    found, cells = [], notebook.cells
+    for i, cell in enumerate(cells):
+        if kind(cell) == "exercise":
+            assert [kind(c) for c in cells[i + 1 : i + 3]] == ["check", "answer"]
+            found.append((cell, cells[i + 1], answer(cells[i + 2])))
+    return found
+
+
+def answered(notebook):
+    """The notebook with its answers in the place of its exercises."""
+    for exercise, _, code in exercises(notebook):
+        exercise.source = code
+    return notebook
+
+
+@pytest.mark.parametrize("path", EVERY, ids=lambda p: p.stem)
+def test_lesson_is_stripped_short_and_leads_on(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    first, last = notebook.cells[0].source, notebook.cells[-1].source
+    assert first.startswith(f"# Lesson {path.stem[0]}: {LESSONS[path.stem]}\n")
+    assert "**You will be able to**" in first and "**Time**: about" in first
+    linked = [FOLDER / name for name in re.findall(r"\]\(([\w/.]+)\)", last)]
+    assert FOLDER / "README.md" in linked and all(p.exists() for p in linked)
+    following = list(LESSONS)[list(LESSONS).index(path.stem) + 1 :][:1]
+    assert all(FOLDER / f"{stem}.ipynb" in linked for stem in following)
+    assert exercises(notebook)
+    for cell in notebook.cells:
+        assert not re.search(r"""["'(]/\w""", cell.source)  # no absolute paths
+        if cell.cell_type == "code":
+            assert cell.outputs == [] and cell.execution_count is None
+        if kind(cell) == "exercise":
+            assert "raise NotImplementedError" in cell.source or re.search(r"[:=] \.\.\.", cell.source)
+        elif cell.cell_type == "code":
+            assert len(cell.source.splitlines()) <= 15
+            defined = (ast.FunctionDef, ast.ClassDef, ast.Lambda)
+            assert not any(isinstance(n, defined) for n in ast.walk(ast.parse(cell.source)))
+
+
+def play(notebook):
+    """Run a lesson in one namespace: each check on the untouched exercise, then on the answer.
+
+    The untouched exercise is run in a copy, as a reader would who has done everything before it.
+    """
+    names = {"__name__": "__main__"}
+    pairs = {check.id: (exercise, code) for exercise, check, code in exercises(notebook)}
+    shown = {}
+    for cell in notebook.cells:
+        if cell.cell_type != "code" or kind(cell) == "exercise":
+            continue
+        if cell.id in pairs:
+            exercise, code = pairs[cell.id]
+            untouched = dict(names)
+            exec(exercise.source, untouched)
+            with pytest.raises(NotYet, match="is not written yet|is still `...`"):
+                exec(cell.source, untouched)
+            exec(code, names)
+        shown[cell.id] = last_value(cell.source, names)
+    return shown
+
+
+def last_value(source, names):
+    """Run a cell; the value of its last line if that is an expression."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<cell>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None
+
+
+SERVED = {"3_the_incident"}  # has a test of its own, and one on a genuine server
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("path", [p for p in EVERY if p.stem not in SERVED], ids=lambda p: p.stem)
+def test_checks_fail_untouched_and_pass_with_the_answers(path):
+    notebook = nbformat.read(path, as_version=4)
+    shown = play(notebook)
+    checks = [shown[c.id] for c in notebook.cells if kind(c) == "check"]
+    assert all("✓ passed" in str(c) for c in checks)
+    pictures = [v for v in shown.values() if hasattr(v, "data")]
+    assert pictures and all(v.data.startswith(b"\x89PNG") and v.alt for v in pictures)
+
+
+WRONG = [  # (check, other arguments after the reader's, the reader's functions, words that help)
+    (arithmetic.check_verify, [lambda d, c: d], "stops with|should be"),
+    (
+        arithmetic.check_verify,
+        [lambda d, c: [x for x, y in zip(d, c, strict=False) if x == y]],
+        "own token is missing",
+    ),
+    (
+        arithmetic.check_verify,
+        [lambda d, c: [x for x, y in zip(d, c, strict=False) if x == y] + c[-1:]],
+        "first miss",
+    ),
+    (arithmetic.check_verify, [lambda d, c: c.clear()], "is a `return` missing"),
+    (arithmetic.check_figures, [lambda c: sum(c) / len(c), lambda c, s: 0.0], "counts the target's own"),
+    (
+        arithmetic.check_figures,
+        [lambda c: 1 + sum(c) / len(c), lambda c, s: (sum(c) / len(c) + 1) / (s + 1)],
+        "an old SGLang's",
+    ),
+    (
+        arithmetic.check_positions,
+        [lambda c, s: [sum(x == j for x in c) / len(c) for j in range(1, s + 1)]],
+        "also accepted the first two",
+    ),
+    (
+        arithmetic.check_printed,
+        [lambda m, s, n: {"length": m + 1, "rate": m / n, "rate-old": m / n, "rate-oldest": m / s}],
+        "should be",
+    ),
+    (arithmetic.check_zero, [{line: line.endswith("0.20") for line, *_ in arithmetic.ZERO}], "1.80"),
+    (
+        arithmetic.check_sampling,
+        [
+            lambda p, q, x: min(1, p[x] / q[x]),
+            lambda p, q: [max(0, a - b) for a, b in zip(p, q, strict=True)],
+        ],
+        "made to add up to 1",
+    ),
+    (arithmetic.check_sampling, [lambda p, q, x: p[x], lambda p, q: p], "min"),
+    (arithmetic.check_speedup, [lambda a, s, c: a / (s * c) if c else a], "One verify"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "functions", "words"), WRONG, ids=lambda v: getattr(v, "__name__", ""))
+def test_a_wrong_answer_is_told_what_is_wrong(check, functions, words):
+    with pytest.raises(NotYet, match=words) as told:
+        check(*functions)
+    assert str(told.value)[0].isupper() or "(" in str(told.value)
+    assert told.value._render_traceback_() == [f"Not yet. {told.value}"]
+
+
+def test_the_index_lists_every_lesson():
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\[([^]]+)\]\((\w+)\.ipynb\)", text)
+    assert {stem: title for title, stem in linked} == LESSONS
+    assert {p.stem for p in FOLDER.glob("*.ipynb")} == set(LESSONS)
