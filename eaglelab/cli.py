@@ -282,15 +282,16 @@ def report(
     'eaglelab export runs/2 --to markdown >> "$GITHUB_STEP_SUMMARY"',
     "eaglelab export runs/2 --to github",
 )
-def export(run: o.RunFolder, to: o.ExportForm, out: o.File = None) -> Result:
+def export(run: o.RunFolder, to: o.ExportForm, out: o.File = None, exit_code: o.ExitCode = False) -> Result:
     """Print a finished report as a scheduler wants it: JUnit XML, Markdown, GitHub annotations."""
     from eaglelab import export as module
     from eaglelab import page
 
-    text = module.export(run, to)
+    text, verdict = module.export(run, to)
     if out:
         page.write(out, text)
-    return Result({}, "" if out else text.rstrip("\n"))
+    healthy = verdict == "healthy" or not exit_code
+    return Result({}, "" if out else text.rstrip("\n"), HEALTHY if healthy else NOT_HEALTHY)
 
 
 @command("eaglelab history runs --out history.html", "eaglelab history runs --json")

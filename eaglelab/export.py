@@ -21,14 +21,15 @@ LENGTHS = "accept_length."
 COMMANDS = {"failed": "error", "errored": "error", "skipped": "notice"}  # of GitHub's annotations
 
 
-def export(run: Path, form: str) -> str:
-    """The records of one run (its folder, or report.jsonl) as "junit", "markdown" or "github".
+def export(run: Path, form: str) -> tuple[str, str]:
+    """One run (its folder, or report.jsonl) as "junit", "markdown" or "github" -> (text, verdict).
 
     BadInput if the run did not finish: half a run must not look like one.
     """
     if form not in FORMS:
         raise BadInput(f"--to {form}: one of {', '.join(FORMS)}")
-    return FORMS[form](load(run))
+    found = load(run)
+    return FORMS[form](found), _summary(found).verdict
 
 
 def load(run: Path) -> list[Record]:

@@ -55,7 +55,7 @@ def write_run(
 
 def test_junit_has_a_case_a_finding_and_totals_that_add_up(tmp_path):
     run = write_run(tmp_path / "run", fault="lm-head-missing")
-    suite = ElementTree.fromstring(export.export(run, "junit")).find("testsuite")
+    suite = ElementTree.fromstring(export.export(run, "junit")[0]).find("testsuite")
     assert {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")} == {
         "tests": "3", "failures": "1", "errors": "0", "skipped": "1",
     }  # fmt: skip
@@ -73,7 +73,7 @@ def test_junit_has_a_case_a_finding_and_totals_that_add_up(tmp_path):
 
 
 def test_markdown_says_verdict_fix_and_length_and_cannot_be_broken_by_a_title(tmp_path):
-    text = export.export(write_run(tmp_path / "run", fault="lm-head-missing"), "markdown")
+    text = export.export(write_run(tmp_path / "run", fault="lm-head-missing"), "markdown")[0]
     assert text.splitlines()[0] == "## ✗ broken: `lm-head-missing`"
     assert "**Fix:** --flag X" in text
     assert "| accept_length.rung5 | 3.000 | 2.90 to 3.10 | 50 |" in text
@@ -82,7 +82,7 @@ def test_markdown_says_verdict_fix_and_length_and_cannot_be_broken_by_a_title(tm
 
 
 def test_annotations_are_one_line_each_and_escaped(tmp_path):
-    lines = export.export(write_run(tmp_path / "run", fault="lm-head-missing"), "github").splitlines()
+    lines = export.export(write_run(tmp_path / "run", fault="lm-head-missing"), "github")[0].splitlines()
     assert lines == [
         "::error title=lm-head-missing::it is <wrong> | bad; a: 1,%0Ab %25 2; fix: --flag X",
         "::notice title=exposure-bias::none; give --features",
@@ -92,8 +92,9 @@ def test_annotations_are_one_line_each_and_escaped(tmp_path):
 
 def test_a_healthy_run_has_no_error(tmp_path):
     run = write_run(tmp_path / "run")
-    assert "::error" not in export.export(run, "github")
-    assert ElementTree.fromstring(export.export(run, "junit")).find(".//failure") is None
+    assert export.export(run, "github")[1] == "healthy"
+    assert "::error" not in export.export(run, "github")[0]
+    assert ElementTree.fromstring(export.export(run, "junit")[0]).find(".//failure") is None
 
 
 def test_half_a_run_is_refused(tmp_path):
