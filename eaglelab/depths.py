@@ -18,15 +18,17 @@ How a chunk is named:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from eaglelab.accumulate import Array
 from eaglelab.errors import BadInput
+from eaglelab.relations import LEFT, OFF, OFF_ROWS, OFF_SHARE, Place, Related, odd_rows, relate
+from eaglelab.rows import MAX_ROWS, captured_rows
 from eaglelab.stats import as_array
 from eaglelab.tensorfile import to_float32
 
@@ -40,22 +42,11 @@ ROUNDING = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
 NEAR = 0.25
 CERTAIN = 0.9
 TOWARD = 0.25
-MAX_ROWS = 1024  # evenly spaced; more would not move a median
 
 Match = Literal["exact", "near", "none"]
 Relation = Literal[
-    "as expected", "other order", "shifted", "final norm", "other depths", "other width", "unclear"
+    "as expected", "other order", "shifted", "final norm", "other depths", "other width", "altered", "unclear"
 ]
-
-
-class Place(NamedTuple):
-    """A spot on the residual stream: after `depth` decoder layers, before or after the final norm."""
-
-    depth: int
-    final_norm: bool = False
-
-    def __str__(self) -> str:
-        return f"depth {self.depth}" + (" after the final norm" if self.final_norm else "")
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,13 @@ class ChunkName:
     scale: float  # median |x| / |s|
     rows: int
     errors: dict[Place, float]
-    relation: str = "same"  # to the named stream; rotated, scaled and partial-sum bases get their names here
+    odd: float = 0.0  # share of rows that are not the named stream's although the median is
+    related: Related | None = None  # how it relates to a stream that it is not simply equal to
+
+    @property
+    def relation(self) -> str:
+        """To the stream of `related`, or of `place`: same, rotated, scaled ... (`relations.Kind`)."""
+        return self.related.kind if self.related else "same"
 
     @property
     def depth(self) -> int:
@@ -89,6 +86,8 @@ class ChunkName:
     def __str__(self) -> str:
         other = f"; next {self.runner_up} at {self.runner_up_error:.2g}" if self.runner_up else ""
         figures = f"error {self.error:.2g}{other}, {self.confidence:.0%} of {self.rows} rows"
+        if self.related:
+            return self.related.words
         if self.match == "none":
             return f"matches no recorded stream (closest {self.place}: {figures})"
         unsure = f", or {' or '.join(map(str, self.rivals))}" if self.rivals else ""
@@ -127,13 +126,17 @@ def name_depths(
     *,
     layers: int | None = None,
     expected: Sequence[int | Place] | None = None,
+    texts: Array | None = None,
+    after_verify: Array | None = None,
 ) -> DepthNames:
     """Name the depth of each chunk of `features`.
 
     features: [n, k * H], [n, k, H], or a list of k chunks [n, H].
     streams: depth -> [n, H], the residual stream at the same positions. final: [n, H] after the final norm.
     All numpy (uint16: bits of bf16) or torch; a stream may be a function that reads it when its turn comes.
-    layers: of the target, by default the largest recorded depth. expected: in feed order.
+    layers: of the target, by default the largest recorded depth. expected: in feed order. texts [n]: which
+    text a row is of, rows in order and without gaps; with it, a chunk that is not plainly one stream is
+    explained (`relations`). after_verify [n] bool: rows of generated tokens.
     """
     if not streams:
         raise BadInput("no residual stream to compare with; capture again with a re-prefill")
@@ -150,7 +153,7 @@ def name_depths(
     n = len(chunks[0])
     rows = np.unique(np.linspace(0, n - 1, min(n, MAX_ROWS)).astype(int))
 
-    def read(place: Place) -> Array:
+    def read(place: Place, rows: Array = rows) -> Array:
         stream = load(place)
         if np.shape(stream) != (n, hidden):
             raise BadInput(f"{place}: the stream has shape {list(np.shape(stream))}, a chunk {[n, hidden]}")
@@ -163,6 +166,17 @@ def name_depths(
         for x, into in zip(xs, measured, strict=True):
             into.append(_measure(x, stream))
     names = [_name(x, places, np.stack(m), read) for x, m in zip(xs, measured, strict=True)]
+    if texts is not None and any(map(_unexplained, names)):
+        whole = np.arange(min(n, MAX_ROWS))
+        again = cache(lambda place: read(place, whole))
+        flags = (
+            np.asarray(texts)[whole],
+            np.asarray(after_verify if after_verify is not None else texts * 0)[whole],
+        )
+        names = [
+            _explain(name, _numbers(c, whole), places, again, *flags)
+            for name, c in zip(names, chunks, strict=True)
+        ]
     return DepthNames(tuple(names), *_relate(names, expected))
 
 
@@ -170,26 +184,64 @@ def name_capture(
     capture: Capture, *, layers: int | None = None, expected: Sequence[int | Place] | None = None
 ) -> DepthNames:
     """Name the depths of what a server fed its drafter, against the re-prefills of the same texts."""
-    pairs = [(t, capture.reprefill[rid]) for rid, t in capture.requests.items() if rid in capture.reprefill]
-    picked = []  # (trace, its chosen rows, re-prefill)
-    for trace, text in pairs:
-        shared = min(trace.rows, len(text.token_ids) - trace.first_row)
-        if trace.tokens[: trace.first_row + shared] != text.token_ids[: trace.first_row + shared]:
-            raise BadInput(f"{capture.path}: request {trace.rid}: its re-prefill is of another text")
-        count = min(shared, -(-MAX_ROWS // len(pairs)))
-        if count > 0:
-            picked.append((trace, np.linspace(0, shared - 1, count).astype(int), text))
-    if not picked:
-        raise BadInput(f"{capture.path}: no captured request was re-prefilled; capture with a re-prefill")
-    features = np.concatenate([trace.features[rows] for trace, rows, _ in picked])
+    rows = captured_rows(capture)
+    names = name_depths(rows.features, rows.streams, rows.final, layers=layers, expected=expected)
+    if not any(map(_unexplained, names.chunks)):
+        return names
+    rows = captured_rows(capture, whole=True)
+    flags = {"texts": rows.texts, "after_verify": rows.after_verify}
+    again = name_depths(rows.features, rows.streams, rows.final, layers=layers, expected=expected, **flags)
+    return summed_ranks(capture, again, layers)
 
-    def stream(name: int | None) -> Array:
-        read = [text.final if name is None else text.stream(name) for _, _, text in picked]
-        return np.concatenate([s[rows + t.first_row] for s, (t, rows, _) in zip(read, picked, strict=True)])
 
-    depths = set.intersection(*(set(text.depths) for _, _, text in picked))
-    streams = {depth: partial(stream, depth) for depth in depths}
-    return name_depths(features, streams, partial(stream, None), layers=layers, expected=expected)
+def summed_ranks(capture: Capture, names: DepthNames, layers: int | None) -> DepthNames:
+    """Partial sums: chunks that are no stream, while the sum over the recorded ranks of the group is one."""
+    if all(c.match != "none" for c in names.chunks):
+        return names
+    group = capture.primary_ranks[0].partition(".")[0]
+    ranks = [rank for rank in capture.ranks if rank.partition(".")[0] == group]
+    if len(ranks) < 2:
+        return names
+    parts = [captured_rows(capture, whole=True, rank=rank) for rank in ranks]
+    if len({len(p.features) for p in parts}) > 1:
+        return names
+    total = np.sum([to_float32(*as_array(p.features)) for p in parts], axis=0, dtype=np.float32)
+    summed = name_depths(total, parts[0].streams, parts[0].final, layers=layers)
+    chunks = []
+    for mine, all_ in zip(names.chunks, summed.chunks, strict=True):
+        if mine.match == "none" and all_.match != "none":
+            words = (
+                f"a partial sum: the {len(ranks)} ranks' rows add up to {all_.place} (error {all_.error:.2g})"
+            )
+            mine = replace(mine, related=Related("partial sums", all_.place, all_.error, words))
+        chunks.append(mine)
+    return replace(names, chunks=tuple(chunks))
+
+
+def _unexplained(name: ChunkName) -> bool:
+    return name.match != "exact" or name.odd > OFF_SHARE
+
+
+def _explain(
+    name: ChunkName,
+    x: Array,
+    places: Sequence[Place],
+    read: Callable[[Place], Array],
+    texts: Array,
+    after_verify: Array,
+) -> ChunkName:
+    tolerance = _rounding(x, read(name.place)) * np.sqrt(1 + name.place.depth)
+    related = None
+    if name.match != "exact":
+        related = relate(x, places, read, texts, tolerance)
+        if related and name.match == "near" and name.error < 3 * related.left:
+            related = None  # a near miss needs no other reason than noise
+    if related is None:
+        # where less than half of the rows are one stream's, the median names none of them
+        fits = [float(np.mean(_measure(x, read(p))[0] <= max(4 * tolerance, LEFT))) for p in places]
+        place = name.place if name.match == "exact" else places[int(np.argmax(fits))]
+        related = odd_rows(x, place, places, read, texts, after_verify.astype(bool), tolerance)
+    return replace(name, related=related)
 
 
 def split_chunks(features: Any, hidden: int) -> list[Array]:
@@ -264,7 +316,14 @@ def _name(x: Array, places: list[Place], measured: Array, read: Callable[[Place]
         scale=float(np.median(measured[best, 2])),
         rows=len(x),
         errors=dict(zip(places, medians.tolist(), strict=True)),
+        odd=_odd(errors[best], _rounding(x, stream) * np.sqrt(1 + place.depth)),
     )
+
+
+def _odd(error: Array, tolerance: float) -> float:
+    """Share of rows whose error neither rounding nor a near miss explains; 0 if they are too few to count."""
+    count = int((error > max(OFF * min(1.0, 40 * tolerance), 4 * tolerance, LEFT)).sum())
+    return count / len(error) if count >= OFF_ROWS else 0.0
 
 
 def _toward(x: Array, a: Array, b: Array) -> float:
@@ -283,6 +342,8 @@ def _relate(
     wanted = tuple(e if isinstance(e, Place) else Place(e) for e in expected)
     if len(wanted) != len(names):
         return wanted, "other width", None
+    if any(n.related for n in names):
+        return wanted, "altered", None
     if all(w in n.may_be for w, n in zip(wanted, names, strict=True)):
         return wanted, "as expected", 0
     if any(n.match == "none" for n in names):

@@ -247,6 +247,7 @@ def fake_capture(first_row=0, tokens_differ=False, reprefilled=("a", "b")):
         traces[rid] = SimpleNamespace(
             rid=rid,
             rows=58 - first_row,
+            prompt_len=30,
             first_row=first_row,
             tokens=list(range(59)),
             features=serve(s, [2, 4, 5])[first_row:58],
@@ -273,3 +274,99 @@ def test_a_capture_without_a_fitting_re_prefill():
         name_capture(fake_capture(tokens_differ=True))
     with pytest.raises(BadInput, match="cap: no captured request was re-prefilled"):
         name_capture(fake_capture(reprefilled=()))
+
+
+ROTATION, _ = np.linalg.qr(np.random.default_rng(2).standard_normal((64, 64)))
+
+
+def stale(x):
+    x = x.copy()
+    x[5::5] = x[4:-1:5]
+    return x
+
+
+def masked(before, after):
+    return (before + (after - before) * (np.random.default_rng(0).random(64) < 0.5)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "alter", "says"),
+    [
+        ("rotated", lambda s: s[4] @ ROTATION, "in another basis: norms are kept"),
+        ("scaled", lambda s: s[4] * 0.7, "times 0."),
+        ("scaled", lambda s: s[4] * -0.5, "times -0.5"),
+        ("normed", lambda s: rms_norm(s[4]) * np.linspace(0.5, 2, 64), "after an RMS norm (weights 0."),
+        ("reweighted", lambda s: s[4] * np.linspace(0.5, 2, 64), "with another weight for each dimension"),
+        ("rows moved", lambda s: np.roll(s[4], 1, axis=0), "that of 1 position earlier"),
+        ("rows moved", lambda s: np.roll(s[4], -2, axis=0), "that of 2 positions later"),
+        ("partial sums", lambda s: masked(s[3], s[4]), "between depth 3 and depth 4"),
+        ("stale rows", lambda s: stale(s[4]), "an earlier position of their text (mostly 1 back)"),
+        ("stale rows", lambda s: np.where(np.arange(60)[:, None] % 9, s[4], 0), "all zeros, never written"),
+        (
+            "mixed depths",
+            lambda s: np.where(np.arange(60)[:, None] < 40, s[4], s[6]),
+            "of the rows are depth 6",
+        ),
+    ],
+)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_chunk_that_is_its_stream_in_another_form(kind, alter, says, rounded):
+    s = make_streams(gap=0.4)
+    x = alter(s).astype(np.float32)
+    if rounded:
+        x, given = to_bf16(x), {k: to_bf16(v) for k, v in s.items()}
+    else:
+        given = s
+    names = name_depths([x], given, expected=[4], texts=np.zeros(60, int), after_verify=np.arange(60) > 30)
+    chunk = names.chunks[0]
+    assert (chunk.relation, chunk.related.place) == (kind, Place(4))
+    assert says in str(chunk) and names.relation == "altered"
+
+
+def test_noise_another_text_and_an_unrecorded_depth_are_no_relation():
+    s = make_streams(hidden=256, gap=0.3)
+    rng = np.random.default_rng(1)
+    flags = {"texts": np.zeros(60, int), "expected": [4]}
+    for amount, match in ((0.001, "near"), (0.03, "near"), (0.2, "near"), (2.0, "none")):
+        chunk = name_depths((s[4] + amount * noise_like(s[4], rng)).astype(np.float32), s, **flags).chunks[0]
+        assert (chunk.match, chunk.related) == (match, None)
+    other = make_streams(hidden=256, gap=0.3, seed=5)
+    assert name_depths(other[4], s, **flags).chunks[0].related is None
+    served = s.pop(4)
+    assert name_depths(served, s, **flags).chunks[0].related is None
+
+
+def test_rows_after_a_verify_that_come_from_another_depth():
+    fake = fake_capture()
+    for trace in fake.requests.values():
+        rid = trace.rid
+        trace.features = trace.features.copy()
+        trace.features[30:] = serve(make_streams(seed="ab".index(rid)), [3, 5, 6])[30:58]
+    names = name_capture(fake, expected=[2, 4, 5])
+    assert [c.relation for c in names.chunks] == ["mixed depths"] * 3
+    assert "0 of 56 rows after a verify, 60 of 60 rows of the prefill" in str(names) or (
+        "56 of 56 rows after a verify, 0 of 60 rows of the prefill" in str(names)
+    )
+
+
+def test_partial_sums_of_two_ranks_add_up():
+    fake = fake_capture()
+    whole = {rid: t.features for rid, t in fake.requests.items()}
+    share = np.random.default_rng(0).standard_normal(192).astype(np.float32) * 0.3 + 0.5
+
+    class Two(SimpleNamespace):
+        """Both ranks' rows: `requests` is what the ranks asked for recorded."""
+
+        @property
+        def requests(self):
+            part = share if self.primary_ranks == ["dp0.tp0"] else 1 - share
+            return {
+                rid: SimpleNamespace(**{**vars(t), "features": whole[rid] * part})
+                for rid, t in fake.requests.items()
+            }
+
+    two = Two(path=Path("cap"), reprefill=fake.reprefill, primary_ranks=["dp0.tp0"])
+    two.ranks = {"dp0.tp0": {}, "dp0.tp1": {}}
+    names = name_capture(two, expected=[2, 4, 5])
+    assert [c.relation for c in names.chunks] == ["partial sums"] * 3
+    assert "the 2 ranks' rows add up to depth 2" in str(names.chunks[0])
