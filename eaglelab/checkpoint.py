@@ -107,15 +107,6 @@ class Checkpoint:
             raise ask_about_ids(where, ids, {self.dialect: depths} | possible, architecture)
         return depths
 
-    def check_attention(self) -> None:
-        """BadInput for a drafter with multi-head latent attention, which is read but not modelled yet."""
-        if self.settings.latent:
-            raise BadInput(
-                f"{self.path}/config.json: {self.config.get('architectures')}: its attention is multi-head "
-                "latent attention (MLA): tensors, widths and layer ids are read, but replay and what an "
-                "engine does with it are not supported yet"
-            )
-
     def load(self, name: str, dtype: object = None):
         """One tensor as torch, read now; cast to `dtype` if given.
 

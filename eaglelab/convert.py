@@ -28,7 +28,11 @@ def plan(checkpoint: Checkpoint, to: str, target: TargetModel | None = None) -> 
         raise BadInput(f"--to {to!r}: this converts to sglang, to speculators or to vllm")
     if checkpoint.dialect == to:
         raise BadInput(f"{checkpoint.path}: is in the {to} dialect already")
-    checkpoint.check_attention()
+    if checkpoint.settings.latent:
+        raise BadInput(
+            f"{checkpoint.path}/config.json: {checkpoint.config.get('architectures')}: its attention is "
+            "multi-head latent attention (MLA), which is not converted; SGLang loads this form as it is"
+        )
     if target:
         checkpoint.check_target(target.facts)
     return Conversion(checkpoint, to, target).decide()

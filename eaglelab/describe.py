@@ -35,7 +35,7 @@ def describe(
     if facts:
         checkpoint.check_target(facts)
     here = replace(launch or Launch(), target=facts)
-    before = None if checkpoint.settings.latent else trained(checkpoint, facts)
+    before = trained(checkpoint, facts)
     report: dict[str, Any] = {
         "kind": "drafter",
         "path": str(checkpoint.path),
@@ -52,7 +52,7 @@ def describe(
         "layer_ids": _layer_ids(checkpoint, facts),
         "vocabulary_map": checkpoint.map_form,
         "notes": _notes(checkpoint),
-        "trained": {"feed": asdict(before[0]), "wiring": asdict(before[1])} if before else None,
+        "trained": {"feed": asdict(before[0]), "wiring": asdict(before[1])},
         "launch": {
             "command": here.command(),
             "engine": f"{here.engine}=={here.version}",
@@ -100,8 +100,7 @@ def _notes(checkpoint: Checkpoint) -> list[str]:
         m = s.latent
         notes.append(
             f"multi-head latent attention: q rank {m.q_lora_rank:,}, kv rank {m.kv_lora_rank:,}, heads of "
-            f"{m.qk_nope_head_dim} + {m.qk_rope_head_dim} wide, values of {m.v_head_dim}; replay is not "
-            "supported yet"
+            f"{m.qk_nope_head_dim} + {m.qk_rope_head_dim} wide, values of {m.v_head_dim}"
         )
     if "norm_output" in checkpoint.config and checkpoint.dialect in ("sglang", "specforge"):
         notes.append(
@@ -130,7 +129,6 @@ def _served(checkpoint: Checkpoint, target: TargetModel | None, launch: Launch) 
     }
     shown = checkpoint
     try:
-        checkpoint.check_attention()
         if "sglang" not in checkpoint.spelling.engines:
             shown = view(checkpoint, "sglang", target)
             report["conversion"] = {

@@ -1,9 +1,9 @@
 """Did the weights load? The bytes that each live parameter must hold, against what the probe saw of them.
 
 Expected bytes come from the checkpoint (or the target, where the engine shares its tensors) after the
-engine's own steps: cast to the live dtype, fusion (q, k, v; gate, up), and this rank's shard. Source: sglang
-0.5.23 layers/linear.py, layers/vocab_parallel_embedding.py. A checksum is sha256 of the parameter's
-contiguous bytes, as `probe/parameters.py` takes it.
+engine's own steps: cast to the live dtype, fusion (q, k, v; gate, up; the two projections of MLA), and this
+rank's shard. Source: sglang 0.5.23 layers/linear.py, layers/vocab_parallel_embedding.py. A checksum is sha256
+of the parameter's contiguous bytes, as `probe/parameters.py` takes it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class Layout:
                 group = heads // kv_heads
                 kv_heads = _round_up(kv_heads, tp)
                 heads = kv_heads * group
-        return cls(tp, heads, kv_heads, settings.head_dim, inner)
+        head_dim = settings.latent.v_head_dim if settings.latent else settings.head_dim  # what o_proj takes
+        return cls(tp, heads, kv_heads, head_dim, inner)
 
 
 def _round_up(number: int, step: int) -> int:
@@ -153,7 +154,9 @@ def shard(name: str, parts: list[Any], rule: str, layout: Layout, tp_rank: int) 
     if not 0 <= tp_rank < tp:
         raise BadInput(f"rank {tp_rank} of tensor parallelism {tp}")
     if rule == "replicated":
-        return parts[0]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    if rule == "even":
+        return _cut(parts[0], len(parts[0]) // tp, tp_rank)
     if rule == "row":
         whole = layout.heads * layout.head_dim if "o_proj" in name else layout.inner
         return _cut(parts[0].T, whole // tp, tp_rank).T.contiguous()

@@ -1,13 +1,14 @@
 """Which tensors of a file SGLang's drafter class takes, into which parameters, and which it drops.
 
-Read from sglang 0.5.23 models/llama_eagle3.py (parameters, load_weights), models/llama.py (set_embed) and
-speculative/eagle_worker_v2.py (init_lm_head). The loader reports nothing: not a name it does not know, not a
-parameter that nothing fills.
+Read from sglang 0.5.23 models/llama_eagle3.py and kimi_k25_eagle3.py (parameters, load_weights),
+models/llama.py (set_embed) and speculative/eagle_worker_v2.py (init_lm_head). The Llama loader reports
+nothing: not a name it does not know, not a parameter that nothing fills; the MLA one warns of the former.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,8 +16,12 @@ from eaglelab.checkpoint import Checkpoint
 from eaglelab.errors import BadInput
 from eaglelab.launch import EAGLES, Launch
 
-Rule = Literal["replicated", "column", "row", "vocab", "qkv"]
-FUSED = {"qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up")}
+Rule = Literal["replicated", "column", "even", "row", "vocab", "qkv"]
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
 RENAMED = {
     "midlayer": "layers.0",
     "aux_norm_low": "fc_norm.0",
@@ -61,7 +66,6 @@ def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
         raise BadInput(
             f"--speculative-algorithm {launch.algorithm}: no EAGLE drafter is served by this launch"
         )
-    checkpoint.check_attention()
     if "sglang" not in checkpoint.spelling.engines:
         raise BadInput(
             f"{where}: SGLang {launch.version} has no model class for "
@@ -81,8 +85,10 @@ def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
 
 
 def parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
-    """Every parameter of LlamaForCausalLMEagle3 for this config, by its name, with its sharding rule."""
+    """Every parameter of the engine's class for this config, by its name, with its sharding rule."""
     config, s = checkpoint.config, checkpoint.settings
+    if s.latent:
+        return _latent_parameters(checkpoint)
     found: dict[str, Rule] = {"model.embed_tokens.weight": "vocab", "model.fc.weight": "replicated"}
     if config.get("bias"):
         found["model.fc.bias"] = "replicated"
@@ -106,8 +112,33 @@ def parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
     return found
 
 
+def _latent_parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
+    """The same of Eagle3DeepseekV2ForCausalLM: one layer, the midlayer, and no norm over the whole feed."""
+    config, s, layer = checkpoint.config, checkpoint.settings, "model.midlayer."
+    rules: dict[str, Rule] = {"model.embed_tokens": "vocab", "model.fc": "even", "model.norm": "replicated"}
+    if s.fc_norm:
+        rules |= {f"model.fc_norm.{i}": "replicated" for i in range(chunks(checkpoint))}
+    for name in ("fused_qkv_a_proj_with_mqa", "q_a_layernorm", "kv_a_layernorm"):
+        rules[f"{layer}self_attn.{name}"] = "replicated"
+    rules |= {layer + "self_attn.q_b_proj": "even", layer + "self_attn.kv_b_proj": "even"}
+    rules |= {layer + "self_attn.o_proj": "row", layer + "mlp.gate_up_proj": "column"}
+    rules[layer + "mlp.down_proj"] = "row"
+    for name in ("input_layernorm", "post_attention_layernorm", "hidden_norm"):
+        rules[layer + name] = "replicated"
+    if not s.tied:
+        rules["lm_head"] = "vocab"
+    bias: dict[str, Rule] = {"model.fc.bias": "even"} if config.get("bias") else {}
+    return {f"{name}.weight": rule for name, rule in rules.items()} | bias
+
+
 def chunks(checkpoint: Checkpoint) -> int:
-    """k as the engine's class sizes `fc`: num_aux_hidden_states, else the nested layer ids, else 3."""
+    """k as the engine's class sizes `fc`: num_aux_hidden_states, else the nested layer ids, else 3.
+
+    The MLA class asks the ids at the top level instead of num_aux_hidden_states.
+    """
+    if checkpoint.settings.latent:
+        outer = checkpoint.config.get("eagle_aux_hidden_state_layer_ids")
+        return len(nested_ids(checkpoint) or outer or (0, 0, 0))
     explicit = checkpoint.config.get("num_aux_hidden_states")
     return explicit if explicit is not None else len(nested_ids(checkpoint) or (0, 0, 0))
 
@@ -118,16 +149,28 @@ def nested_ids(checkpoint: Checkpoint) -> tuple[int, ...] | None:
     return None if ids is None else tuple(ids)
 
 
-def place(name: str, params: dict[str, Rule]) -> tuple[str, str | None] | None:
+def place(name: str, params: dict[str, Rule], latent: bool = False) -> tuple[str, str | None] | None:
     """The parameter, and the shard of it, that `load_weights` fills from a tensor; None: it is dropped."""
+    if latent:
+        return _latent_place(name, params)
     for old, new in RENAMED.items():
         name = name.replace(old, new)
     for fused, parts in FUSED.items():
         for part in parts:
-            if f".{part}_proj" in name:
-                name = name.replace(f".{part}_proj", f".{fused}")
+            if f".{part}" in name:
+                name = name.replace(f".{part}", f".{fused}")
                 return next(((n, part) for n in (name, f"model.{name}") if n in params), None)
     return next(((n, None) for n in (name, f"model.{name}") if n in params), None)
+
+
+def _latent_place(name: str, params: dict[str, Rule]) -> tuple[str, str | None] | None:
+    name = re.sub(r"^layers\.0\.", "midlayer.", name)
+    name = name if name.startswith("lm_head.") else f"model.{name}"
+    for fused, parts in FUSED.items():
+        for part in parts:
+            if f".{part}" in name and (whole := name.replace(f".{part}", f".{fused}")) in params:
+                return whole, part
+    return (name, None) if name in params else None
 
 
 def loading(checkpoint: Checkpoint, launch: Launch) -> Loading:
@@ -140,10 +183,16 @@ def loading(checkpoint: Checkpoint, launch: Launch) -> Loading:
     for name in () if dummy else checkpoint.file_names:
         if "d2t" in name or "t2d" in name:
             continue
-        if spot := place(name, params):
+        if spot := place(name, params, checkpoint.settings.latent is not None):
             filled[spot[0]][spot[1]] = checkpoint.spelling.canonical(name) or name
         else:
             dropped.append(name)
+    for name, parts in filled.items():  # the MLA class waits for both halves, and forgets the one that came
+        if name.endswith("fused_qkv_a_proj_with_mqa.weight") and len(parts) == 1:
+            dropped += [
+                n for n in checkpoint.file_names if checkpoint.spelling.canonical(n) in parts.values()
+            ]
+            parts.clear()
     sources = {name: _source(name, params[name], filled[name]) for name in params}
     replaced = []
     for name in shared_with_target(checkpoint, launch):
@@ -159,8 +208,8 @@ def loading(checkpoint: Checkpoint, launch: Launch) -> Loading:
 def _source(name: str, rule: Rule, parts: dict[str | None, str]) -> ParamSource:
     fused = name.split(".")[-2]
     order: tuple[str | None, ...] = FUSED.get(fused, (None,))
-    plain = name.removeprefix("model.")
-    wanted = {part: plain.replace(fused, f"{part}_proj") if part else plain for part in order}
+    plain = name.removeprefix("model.").replace("midlayer.", "layers.0.")
+    wanted = {part: plain.replace(fused, part) if part else plain for part in order}
     tensors = tuple(parts[p] for p in order if p in parts)
     missing = tuple(wanted[p] for p in order if p not in parts)
     return ParamSource("own" if not missing else "partial" if tensors else "initial", tensors, rule, missing)
@@ -173,5 +222,7 @@ def shared_with_target(checkpoint: Checkpoint, launch: Launch) -> tuple[str, ...
         not checkpoint.settings.tied and checkpoint.config.get("draft_vocab_size") is None
     ):
         return (embed, head)
-    narrower = checkpoint.config.get("target_hidden_size", checkpoint.hidden_size) != checkpoint.hidden_size
+    narrower = (
+        checkpoint.config.get("target_hidden_size") or checkpoint.hidden_size
+    ) != checkpoint.hidden_size
     return () if narrower else (embed,)

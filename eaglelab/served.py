@@ -1,6 +1,6 @@
 """What SGLang 0.5.23 does with an EAGLE-3 drafter: how it feeds and wires the tensors that its loader took.
 
-Read from models/llama_eagle3.py (forward), speculative/eagle_worker_v2.py (init_token_map),
+Read from models/{llama,kimi_k25}_eagle3.py (forward), speculative/eagle_worker_v2.py (init_token_map),
 model_runner_components/spec_aux_hidden_state.py (layer ids) and configs/model_config.py (dtype). Other
 versions are taken to do the same; a replay of the server is the proof.
 """
@@ -17,7 +17,8 @@ from eaglelab.errors import BadInput, Refusal
 from eaglelab.launch import Launch, Target
 from eaglelab.layer_ids import CAPTURE_LAST, default_depths, sglang_depths
 from eaglelab.loader import Loading, ParamSource, as_launched, chunks, loading, nested_ids
-from eaglelab.wiring import Feed, Wiring
+from eaglelab.wiring import Feed, Rope, Wiring, feature_norm
+from eaglelab.yarn import as_sglang
 
 __all__ = ["Loading", "captured", "cast", "loading", "refusals", "served"]
 
@@ -76,33 +77,24 @@ def _wiring(checkpoint: Checkpoint, launch: Launch) -> Wiring:
     eagle3 = launch.algorithm == "EAGLE3"
     has_map = "d2t" in checkpoint.tensors
     applied: Literal["d2t", "misread"] = "misread" if checkpoint.map_form == "absolute" else "d2t"
-    partial = config.get("partial_rotary_factor") or 1
-    scaling = dict(s.rope.scaling)
-    if scaling and config.get("original_max_position_embeddings"):
-        scaling["original_max_position_embeddings"] = config["original_max_position_embeddings"]
-    rope = replace(
-        s.rope,
-        scaling=tuple(sorted(scaling.items())),
-        layout="half" if config.get("rope_is_neox_style", True) else "interleaved",
-        rotary_dim=0 if partial == 1 else int(partial * s.head_dim),
-    )
     spelling = {checkpoint.tensors[c].name_in_file: c for c in checkpoint.tensors}
     missing = tuple(m for source in takes.params.values() for m in source.missing if not _unused(m))
     return Wiring(
         fc="bypassed" if _feed(checkpoint, launch).width == s.hidden_size else "applied",
-        norm_before_fc="per-chunk" if s.fc_norm else "whole" if s.norm_before_fc else "none",
+        norm_before_fc=feature_norm(s.norm_before_fc and not s.latent, s.fc_norm),
         residual="raw",
         feedback="post-norm" if s.norm_output else "pre-norm",
-        rope=rope,
+        rope=_rope(checkpoint),
         heads=s.heads,
         kv_heads=s.kv_heads,
         head_dim=s.head_dim,
+        latent=s.latent,
         qk_norm=False,
         attention_bias=False,
         output_bias=any(n.endswith("o_proj.bias") for n in takes.params),
         layers=s.layers,
         later_norm="hidden_norm" if s.layers > 1 else "input_layernorm",
-        window=None if launch.draft_window is None else launch.draft_window + 1,  # the backends count so
+        window=None if launch.draft_window is None or s.latent else launch.draft_window + 1,  # as backends do
         max_positions=s.max_positions,
         eps=s.eps,
         embedding="target" if takes.params["model.embed_tokens.weight"].kind == "target" else "own",
@@ -112,6 +104,21 @@ def _wiring(checkpoint: Checkpoint, launch: Launch) -> Wiring:
         dtype=cast(launch.dtype, s.dtype),
         unloaded=missing,
         dropped=tuple(spelling.get(name, name) for name in takes.dropped),
+    )
+
+
+def _rope(checkpoint: Checkpoint) -> Rope:
+    config, s = checkpoint.config, checkpoint.settings
+    scaling, latent = dict(s.rope.scaling), s.latent is not None
+    if scaling and config.get("original_max_position_embeddings") and not latent:
+        scaling["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    partial = 1 if latent else config.get("partial_rotary_factor") or 1
+    half = not config.get("rope_interleave", True) if latent else config.get("rope_is_neox_style", True)
+    return replace(
+        s.rope,
+        scaling=tuple(sorted(as_sglang(scaling, latent, s.max_positions).items())),
+        layout="half" if half else "interleaved",
+        rotary_dim=0 if partial == 1 else int(partial * s.head_dim),
     )
 
 
@@ -126,6 +133,18 @@ def _head(source: ParamSource | None) -> Literal["own", "target", "tied", "initi
     return "initial" if source.kind == "partial" else source.kind
 
 
+def _latent_refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
+    """What stops Eagle3DeepseekV2ForCausalLM alone."""
+    found = []
+    if checkpoint.settings.layers != 1:
+        found.append(
+            f"field 'num_hidden_layers' is {checkpoint.settings.layers}: SGLang's MLA drafter has one layer"
+        )
+    if launch.flag("--device") == "cpu":
+        found.append("SGLang's MLA drafter waits for CUDA when it takes over the target's embedding: no CPU")
+    return found
+
+
 def refusals(checkpoint: Checkpoint, launch: Launch) -> list[Refusal]:
     """Reasons why this engine does not start with this checkpoint, or stops at the first request."""
     checkpoint = as_launched(checkpoint, launch)
@@ -136,12 +155,15 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[Refusal]:
     def refuse(text: str, fault: str = "") -> None:
         found.append(Refusal(text, fault))
 
-    if "draft_vocab_size" not in config:
+    if s.latent:
+        for text in _latent_refusals(checkpoint, launch):
+            refuse(f"{where}: {text}")
+    elif "draft_vocab_size" not in config:
         refuse(
             f"{where}: field 'draft_vocab_size' is missing: SGLang stops; write it, or null for the whole "
             "vocabulary"
         )
-    if "target_hidden_size" in config and config["target_hidden_size"] is None:
+    if not s.latent and "target_hidden_size" in config and config["target_hidden_size"] is None:
         refuse(f"{where}: field 'target_hidden_size' is null: SGLang stops; remove it")
     if s.tied and launch.algorithm == "EAGLE":
         refuse(
@@ -149,7 +171,7 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[Refusal]:
             "twice",
             "tied-head-reduced-vocab",
         )
-    if s.tied and config.get("draft_vocab_size", 0) is None:
+    if s.tied and not s.latent and config.get("draft_vocab_size", 0) is None:
         refuse(
             f"{where}: 'tie_word_embeddings' with 'draft_vocab_size' null: SGLang stops; write the "
             "vocabulary size"

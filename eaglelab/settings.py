@@ -216,6 +216,8 @@ def read_latent(config: dict, where: str) -> Settings:
     latent = Latent(**{name: field(config, name, int, where) for name in names})
     values = transformer_settings(config, where, strict=True)
     values["head_dim"] = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+    if config.get("rope_interleave", True):  # as transformers' DeepseekV3Config
+        values["rope"] = replace(values["rope"], layout="interleaved")
     flat = _flat(config, where, values)
     return Settings(**values, **flat, tied=bool(config.get("tie_word_embeddings")), latent=latent)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eaglelab.checkpoint import Checkpoint
 from eaglelab.launch import Target
-from eaglelab.wiring import Feed, Wiring
+from eaglelab.wiring import Feed, Wiring, feature_norm
 
 
 def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed, Wiring]:
@@ -13,7 +13,6 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
     `target` is needed only where a dialect's layer ids depend on it, or are left out; else `depths` is ().
     Source: speculators 0.9.0 models/eagle3/core.py and model_definitions.py.
     """
-    checkpoint.check_attention()
     s, tensors = checkpoint.settings, checkpoint.tensors
     chunks = checkpoint.feature_count
     if checkpoint.takes_features:
@@ -27,13 +26,14 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
     own_head = "lm_head.weight" in tensors
     return feed, Wiring(
         fc="applied" if checkpoint.takes_features else "bypassed",
-        norm_before_fc="per-chunk" if per_chunk else "whole" if whole else "none",
+        norm_before_fc=feature_norm(whole, per_chunk),
         residual="normed" if s.norm_before_residual else "raw",
         feedback="post-norm" if s.norm_output else "pre-norm",
         rope=s.rope,
         heads=s.heads,
         kv_heads=s.kv_heads,
         head_dim=s.head_dim,
+        latent=s.latent,
         qk_norm=s.qk_norm or any(n.endswith((".q_norm.weight", ".k_norm.weight")) for n in names),
         attention_bias=any(n.endswith("q_proj.bias") for n in names),
         output_bias=any(n.endswith("o_proj.bias") for n in names),

@@ -81,3 +81,8 @@ class Wiring:
     dtype: str = "bfloat16"
     unloaded: tuple[str, ...] = ()  # parameters (canonical names) that stay at their initial values
     dropped: tuple[str, ...] = ()  # tensors of the file (canonical names, else its own) that have no effect
+
+
+def feature_norm(whole: bool, per_chunk: bool) -> Literal["none", "whole", "per-chunk", "both"]:
+    """`norm_before_fc` from its two switches."""
+    return ("both" if per_chunk else "whole") if whole else "per-chunk" if per_chunk else "none"

@@ -57,7 +57,8 @@ def as_sglang(scaling: Mapping[str, Any], latent: bool, max_positions: int) -> d
     if latent and scaling:
         scaling["rope_type"] = "yarn"
         scaling.setdefault("original_max_position_embeddings", max_positions)
-        scaling.pop("truncate", None)
+        if not scaling.get("truncate", True):
+            del scaling["truncate"]
     elif kind != "yarn":
         return scaling
     factor, given = number(scaling, "factor", 1.0), scaling.get("mscale") is not None
@@ -70,7 +71,6 @@ def as_sglang(scaling: Mapping[str, Any], latent: bool, max_positions: int) -> d
     else:
         mine = magnitude(factor)
     mine *= number(scaling, "attn_factor", 1.0)
-    scaling.pop("attn_factor", None)
     if not math.isclose(mine, rotation_factor(scaling), rel_tol=1e-9):
         scaling["attention_factor"] = mine
     return scaling

@@ -278,24 +278,20 @@ def test_a_narrower_drafter_keeps_its_embedding(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["midlayer.", "layers.0."])
-def test_latent_attention_is_read_and_said_not_to_be_supported(tmp_path, prefix):
+def test_a_drafter_with_latent_attention_is_read_and_served(tmp_path, prefix):
     drafter = open_checkpoint(latent(tmp_path / "d", prefix))
     assert (drafter.dialect, drafter.unknown, drafter.depths) == ("sglang-mla", (), (2, 4, 5))
     assert drafter.tensors["layers.0.self_attn.kv_b_proj.weight"].shape == (256, 32)
     report = describe(drafter, None, Launch(target=KIMI))
     assert report["tensors"]["layers.0.self_attn.q_a_proj.weight"]["shape"] == [48, 256]
-    assert report["trained"] is report["served"] is report["loading"] is None
-    assert "(MLA)" in report["refusals"][0] and "not supported yet" in report["refusals"][0]
+    assert report["refusals"] == report["loading"]["dropped"] == report["loading"]["initial"] == []
+    assert report["loading"]["replaced"] == ["embed_tokens.weight"]
+    assert [d["field"] for d in report["differences"] if not d["inert"]] == ["embedding"]
     assert report["settings"]["latent"]["kv_lora_rank"] == 32
     _, said = text.drafter(drafter.path, "", "", "sglang==0.5.23", "", False)
-    assert "layers.0.self_attn.kv_b_proj.weight" in said and "[256, 32]" in said and "q rank 48" in said
-    for attempt in (
-        lambda: trained(drafter),
-        lambda: plan(drafter, "vllm"),
-        lambda: loading(drafter, Launch()),
-    ):
-        with pytest.raises(BadInput, match="multi-head latent attention"):
-            attempt()
+    assert "q rank 48" in said and "not proven equal to the target's" in said
+    with pytest.raises(BadInput, match="multi-head latent attention"):
+        plan(drafter, "vllm")
 
 
 def test_latent_widths_that_do_not_fit_are_named(tmp_path):
