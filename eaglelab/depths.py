@@ -27,7 +27,7 @@ import numpy as np
 
 from eaglelab.accumulate import Array
 from eaglelab.errors import BadInput
-from eaglelab.relations import LEFT, OFF, OFF_ROWS, OFF_SHARE, Place, Related, odd_rows, relate
+from eaglelab.relations import LEFT, OFF_ROWS, OFF_SHARE, Place, Related, odd_from, odd_rows, relate
 from eaglelab.rows import MAX_ROWS, captured_rows
 from eaglelab.stats import as_array
 from eaglelab.tensorfile import to_float32
@@ -322,7 +322,7 @@ def _name(x: Array, places: list[Place], measured: Array, read: Callable[[Place]
 
 def _odd(error: Array, tolerance: float) -> float:
     """Share of rows whose error neither rounding nor a near miss explains; 0 if they are too few to count."""
-    count = int((error > max(OFF * min(1.0, 40 * tolerance), 4 * tolerance, LEFT)).sum())
+    count = int((error > odd_from(float(np.median(error)), tolerance)).sum())
     return count / len(error) if count >= OFF_ROWS else 0.0
 
 

@@ -176,8 +176,9 @@ def _between(x: Array, before: Array, after: Array, place: Place) -> list[Relate
     to, back = (np.linalg.norm(x - end, axis=1) / way for end in (after, before))
     off = float(np.median(to**2 + back**2))
     missing = float(np.median(to))
-    if not off <= SPHERE or min(missing, float(np.median(back))) < 0.15:
-        return []
+    ends = (missing, float(np.median(back)))
+    if not off <= SPHERE or min(ends) < 0.15 or max(ends) > 0.95:
+        return []  # at one of the ends; or far to the side of both
     words = (
         f"between depth {place.depth - 1} and {place}: {missing:.0%} of what that layer adds is missing, "
         "as in a partial sum of one rank, or a state read inside the layer"
@@ -226,7 +227,7 @@ def odd_rows(
     s = read(place)
     error = np.nan_to_num(_error(x, s), nan=np.inf)
     fine = error <= max(4 * tolerance, LEFT)
-    off = np.flatnonzero(error > max(OFF * min(1.0, 40 * tolerance), 4 * tolerance, LEFT))
+    off = np.flatnonzero(error > odd_from(float(np.median(error)), tolerance))
     if len(off) < max(OFF_ROWS, OFF_SHARE * len(x)) or fine.sum() < FEWEST:
         return None
     share = len(off) / len(x)
@@ -255,6 +256,12 @@ def odd_rows(
     told = "; ".join(f"{n} {what}" for n, what in parts if n) or "they are no recorded row"
     words = f"{place}, but {share:.0%} of the rows are not ({where}): {told}"
     return Related("stale rows", place, float(np.median(error[off])), words, share)
+
+
+def odd_from(median: float, tolerance: float) -> float:
+    """The error above which a row is not its chunk's stream: far beyond rounding and beyond its fellows."""
+    usual = min(10 * median, OFF) if median <= OFF else 0.0  # a large median: most rows are odd
+    return max(usual, OFF * min(1.0, 40 * tolerance), 4 * tolerance, LEFT)
 
 
 def _sources(x: Array, s: Array, limit: float, batch: int = 64) -> Array:

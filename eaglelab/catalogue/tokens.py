@@ -11,7 +11,7 @@ FAULTS = (
         ("replay",),
         "align them",
         5,
-        ("check:runtime-mismatch",),
+        ("check:feed-depths", "check:runtime-mismatch"),
         symptom="about 25 %; 8 to 15 %",
         threads="vllm#14647 vllm#14649 mlc-llm#2266",
     ),

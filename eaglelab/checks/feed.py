@@ -1,10 +1,24 @@
-"""What the server feeds its drafter: widths at each site, depths by comparing vectors, finite numbers."""
+"""What the server feeds its drafter: widths at each site, depths by comparing vectors, finite numbers.
+
+A depth that vectors show and that config and launch do not (`served`) is named by what it shows; where both
+say the same, the static differences name the cause, and the depths here are its symptom. Several faults of
+the catalogue leave the very same vectors: one name is given, the others are said in the evidence.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from eaglelab.catalogue import find
 from eaglelab.checks import Check
 from eaglelab.evidence import Evidence
+from eaglelab.layer_ids import default_depths
 from eaglelab.records import Finding
+
+if TYPE_CHECKING:
+    from eaglelab.depths import DepthNames
+    from eaglelab.wiring import Feed
 
 SITES = {
     "prefill_extend": "draft-extend after prefill",
@@ -50,18 +64,90 @@ def widths(evidence: Evidence) -> Finding:
     return WIDTH.skipped(*lines, *unseen) if unseen else WIDTH.passed(*lines)
 
 
+# what vectors show -> the fault, and what else shows alike
+SHOWN = {
+    "plus": ("ids-plus-one", "ids-copied-in-conversion and id conventions of two engines show alike"),
+    "minus": ("ids-off-by-one", "ids-copied-in-conversion and a counted embedding show alike"),
+    "embedding": ("embedding-counted", "ids that are one too small show alike"),
+    "rotated": ("target-quantized-or-rotated", ""),
+    "scaled": ("target-quantized-or-rotated", "any lost or doubled multiplier shows alike"),
+    "reweighted": ("target-quantized-or-rotated", "a smoothing of activations shows so"),
+    "partial sums": ("tensor-parallel-partial-sums", "a state read inside a layer shows alike"),
+    "rows moved": ("token-shift", "rows of a padded or recycled buffer show alike"),
+    "stale rows": ("stale-rows", "CUDA graphs, padding and recycled buffers show alike"),
+}
+NAMED = frozenset(slug for slug, _ in SHOWN.values()) | {"ids-hard-coded", "id-past-the-last-layer"}
+
+
 def depths(evidence: Evidence) -> Finding:
-    """Each captured chunk, recognised by its vectors, against the depths that the trainer meant."""
+    """Each captured chunk, recognised by its vectors, against the depths that were meant.
+
+    One finding: passed, the named fault, or `feed-depths` where the vectors fit no name.
+    """
     if evidence.depths is None:
         return DEPTHS.skipped(evidence.why_not("depths"), "capture with a re-prefill to name them")
-    trained, chunks = evidence.trained[0], evidence.depths.chunks
-    lines = [f"chunk {i}: {chunk}" for i, chunk in enumerate(chunks)]
-    lines.append(f"trained: {', '.join(f'depth {d}' for d in trained.depths)}")
-    fits = len(trained.depths) == len(chunks) and all(
-        any((place.depth, place.final_norm) == (depth, trained.final_norm) for place in chunk.may_be)
-        for depth, chunk in zip(trained.depths, chunks, strict=True)
+    trained = evidence.trained[0]
+    lines = [f"chunk {i}: {chunk}" for i, chunk in enumerate(evidence.depths.chunks)]
+    meant = ", ".join(f"depth {d}" for d in trained.depths)
+    lines.append(f"trained: {meant}{' after the final norm' if trained.final_norm else ''}")
+    if _is(evidence.depths, trained):
+        return DEPTHS.passed(*lines)
+    predicted = evidence.served[0] if evidence.served else trained
+    if predicted != trained and _is(evidence.depths, predicted):
+        return DEPTHS.failed(*lines, "config and launch say so too: see the difference that is its cause")
+    slug, alike = shown(evidence.depths, predicted, evidence)
+    if slug is None:
+        return replace(DEPTHS, bad=alike or DEPTHS.bad).failed(*lines)
+    known = find(slug)
+    lines.append("config and launch do not say so: only the vectors show it")
+    check = Check(slug, DEPTHS.good, known.title, known.fix, known.rung)
+    return check.failed(*lines, *([alike] if alike else []))
+
+
+def _is(names: DepthNames, feed: Feed) -> bool:
+    """Whether every chunk may be the depth that this feed says, in its order."""
+    return len(feed.depths) == len(names.chunks) and all(
+        chunk.related is None
+        and any((place.depth, place.final_norm) == (depth, feed.final_norm) for place in chunk.may_be)
+        for depth, chunk in zip(feed.depths, names.chunks, strict=True)
     )
-    return DEPTHS.passed(*lines) if fits else DEPTHS.failed(*lines)
+
+
+def shown(names: DepthNames, meant: Feed, evidence: Evidence) -> tuple[str | None, str]:
+    """-> (the fault that these vectors show, None if they fit no name; what else shows alike, or a title)."""
+    related = [c.related for c in names.chunks if c.related]
+    for kind in ("partial sums", "rotated", "rows moved", "stale rows", "scaled", "reweighted"):
+        found = next((r for r in related if r.kind == kind), None)
+        if found is None:
+            continue
+        ranks = evidence.launch.tp_size
+        if kind == "scaled" and ranks > 1 and abs(found.scale * ranks - 1) < 0.05:
+            kind = "partial sums"
+        return SHOWN[kind]
+    if any(r.kind == "mixed depths" for r in related):
+        return None, "some of the rows that are fed come from another depth"
+    if any(r.kind == "normed" for r in related):
+        return None, "the rows that are fed went through a norm that was not trained"
+    if any(c.match == "none" for c in names.chunks) or len(names.chunks) != len(meant.depths):
+        return None, ""
+    fed = [c.place for c in names.chunks]
+    if any(p.final_norm for p in fed) and not meant.final_norm:
+        return (
+            "id-past-the-last-layer",
+            "the state after the final norm is fed where the one before was meant",
+        )
+    got = tuple(p.depth for p in fed)
+    if sorted(got) == sorted(meant.depths):
+        return None, "the chunks are fed in another order than they were trained in"
+    if 0 in got and 0 not in meant.depths:
+        return SHOWN["embedding"]
+    moved = {g - m for g, m in zip(got, meant.depths, strict=True)}
+    if moved in ({1}, {-1}):
+        return SHOWN["plus" if moved == {1} else "minus"]
+    target = evidence.launch.target
+    if target and got == default_depths(target.architecture, target.num_layers):
+        return "ids-hard-coded", "these are the engine's default depths"
+    return None, ""
 
 
 def finite(evidence: Evidence) -> Finding:
