@@ -163,6 +163,7 @@ def replay(
 def diagnose(
     drafter: o.Drafter,
     server: o.Url = "",
+    served_drafter: o.ServedDrafter = "",
     capture: o.CaptureDir = "",
     target: o.Target = "",
     features: o.Features = "",
@@ -182,6 +183,7 @@ def diagnose(
 
     options: dict[str, Any] = {
         "drafter": drafter,
+        "served_drafter": served_drafter,
         "server": server,
         "capture": capture,
         "target": target,
@@ -252,6 +254,7 @@ def explain(
 def report(
     drafter: o.Drafter,
     server: o.Url = "",
+    served_drafter: o.ServedDrafter = "",
     target: o.Target = "",
     features: o.Features = "",
     prompts: o.Prompts = "",
@@ -268,6 +271,7 @@ def report(
     """Run the report's notebook headless: records, a page, an exit code, a comparison with a baseline."""
     options: dict[str, Any] = {"server": server, "drafter": drafter, "target": target, "features": features}
     options |= {
+        "served_drafter": served_drafter,
         "prompts": prompts,
         "baseline": baseline,
         "dialect": dialect,

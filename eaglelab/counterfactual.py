@@ -7,7 +7,7 @@ one of them explains nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import torch
 from eaglelab import paired
 from eaglelab.drafter import Drafter
 from eaglelab.errors import BadInput
+from eaglelab.overlay import Overlay
 from eaglelab.served import served
 from eaglelab.simulate import Rounds, Speculation, simulate, texts
 from eaglelab.wiring import Feed, Wiring
@@ -23,6 +24,8 @@ from eaglelab.wiring import Feed, Wiring
 if TYPE_CHECKING:
     from eaglelab.capture import Capture
     from eaglelab.checkpoint import Checkpoint, TargetModel
+    from eaglelab.diff import Difference
+    from eaglelab.evidence import Evidence
     from eaglelab.launch import Launch
 
 DEFINITION = (
@@ -82,6 +85,80 @@ def counterfactual(
     except BadInput as error:
         found.reason = str(error)
     return found
+
+
+def undo(
+    evidence: Evidence,
+    flags: str = "",
+    config: Mapping[str, Any] | None = None,
+    fields: Sequence[Difference] = (),
+    device: str = "cpu",
+) -> Prediction:
+    """Predict the accept length if causes were undone: by flags, by config, or `fields` served as trained.
+
+    fields: differences as `diff` tells them, or parts of them ("rope.theta"; some of the names in "dropped").
+    Each takes the trained value in the served wiring or feed, and the trainer's tensors where it is one.
+    """
+    capture, target, launch = evidence.capture, evidence.target, evidence.launch
+    if capture is None or target is None:
+        raise BadInput(evidence.why_not("capture" if capture is None else "ladder"))
+    after = launch.with_flags(flags) if flags else launch
+    found = Prediction(
+        ", ".join([*filter(None, [flags]), *(config or {}), *(d.field for d in fields)]), after
+    )
+    try:
+        form = evidence.checkpoint.with_config(config) if config else evidence.checkpoint
+        feed, wiring = served(form, after)
+        found.feed, found.wiring = as_trained((feed, wiring), evidence.trained, fields)
+        used, found.source = _texts(capture, found.feed, _feed(evidence.checkpoint, launch))
+        drafter = Drafter(
+            _tensors(evidence, form, fields), found.wiring, target, device, getattr(torch, found.wiring.dtype)
+        )
+        speculation = Speculation.of(after)
+        found.rounds = Rounds.join([simulate(drafter, text, speculation) for text in used], after.steps)
+    except BadInput as error:
+        found.reason = str(error)
+    return found
+
+
+def as_trained(
+    now: tuple[Feed, Wiring], trained: tuple[Feed, Wiring], fields: Sequence[Difference]
+) -> tuple[Feed, Wiring]:
+    """Feed and wiring `now`, with the trained value in each of `fields`."""
+    feed, wiring = now
+    for d in fields:
+        name = d.field
+        if d.part == "tensors":
+            continue
+        if d.part == "feed":
+            feed = replace(feed, **{name: getattr(trained[0], name)})
+        elif name.startswith("rope."):
+            part = name.removeprefix("rope.")
+            wiring = replace(wiring, rope=replace(wiring.rope, **{part: getattr(trained[1].rope, part)}))
+        elif name in ("unloaded", "dropped"):
+            left: dict[str, Any] = {name: tuple(n for n in getattr(wiring, name) if n not in d.served)}
+            wiring = replace(wiring, **left)
+        else:
+            wiring = replace(wiring, **{name: getattr(trained[1], name)})
+    if any(d.field == "depths" for d in fields):  # width and a bypassed fc follow from them
+        feed = replace(feed, width=trained[0].width)
+        wiring = replace(wiring, fc=trained[1].fc)
+    return feed, wiring
+
+
+def _tensors(evidence: Evidence, form: Checkpoint, fields: Sequence[Difference]) -> Overlay:
+    """The served file's tensors, with the trainer's where `fields` undo a difference of them."""
+    right, names = evidence.right or evidence.original, {d.field for d in fields if d.part == "tensors"}
+    for d in fields:
+        if d.field in ("unloaded", "dropped"):
+            names |= set(d.served)
+        if d.field == "lm_head":
+            names.add("lm_head.weight")
+    replaced = {name: right.tensors[name] for name in names if name in right.tensors}
+    if any(d.field == "depths" for d in fields):  # in the order in which the trainer wrote its ids
+        first = ("fc.weight", "input_norm.weight", "fc_norm.")
+        replaced |= {n: info for n, info in evidence.original.tensors.items() if n.startswith(first)}
+    return Overlay(form, replaced, spare=evidence.original)
 
 
 def _feed(checkpoint: Checkpoint, launch: Launch) -> Feed | None:

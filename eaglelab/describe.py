@@ -149,7 +149,7 @@ def _served(checkpoint: Checkpoint, target: TargetModel | None, launch: Launch) 
         return report
     report["served"] = {"feed": asdict(feed), "wiring": asdict(wiring)}
     before = trained(checkpoint, launch.target)
-    report["differences"] = [asdict(d) for d in diff(before, (feed, wiring), checkpoint, target)]
+    report["differences"] = [asdict(d) for d in diff(before, (feed, wiring), checkpoint, target, shown)]
     return report
 
 

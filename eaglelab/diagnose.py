@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eaglelab import records
+from eaglelab.catalogue import faults
 from eaglelab.checkpoint import open_checkpoint
-from eaglelab.checks import counters, feed, recorded, rungs, static, weights
-from eaglelab.checks.causes import CAUSES, Implicated
+from eaglelab.checks import counters, feed, names, recorded, rungs, static, weights
+from eaglelab.checks.causes import CAUSES
 from eaglelab.evidence import Evidence
 from eaglelab.gather import (
     climb_ladder,
     dynamic_evidence,
     launch_of,
     record,
+    served_copy,
     static_evidence,
     target_of,
 )
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
     from eaglelab.features import StoredFeatures
     from eaglelab.ladder import Ladder
 
-# Faults from cause to symptom; what is not listed comes last.
+# From cause to symptom: first whatever the catalogue has a name for; what is not listed comes last.
 RANKS = (
-    {cause.slug for cause in CAUSES},
-    {static.REFUSED.fault, weights.LOADED.fault, static.UNLOADED.fault, static.DROPPED.fault},
+    {fault.slug for fault in faults().values() if fault.number} | {cause.slug for cause in CAUSES},
+    {static.REFUSED.fault, weights.LOADED.fault, static.UNLOADED.fault, static.DROPPED.fault, names.TENSORS},
     {weights.SANE.fault, feed.FINITE.fault, recorded.RANKS.fault, static.FEED.fault, static.WIRING.fault},
     {feed.DEPTHS.fault, feed.WIDTH.fault},
 )
+SYMPTOMS = {check.fault for check in rungs.DROPS.values()}  # where acceptance is lost, not why
 LENGTH = "tokens per verify"
 RUNTIME = rungs.DROPS["runtime"].fault
 
@@ -89,6 +92,7 @@ class Diagnosis:
 def run(
     *,
     drafter: str | Path,
+    served_drafter: str | Path | None = None,
     server: Any = None,
     capture: str | Path | None = None,
     target: str | Path | None = None,
@@ -105,9 +109,11 @@ def run(
 ) -> Diagnosis:
     """Diagnose a drafter from whatever is given: a server (it is captured), a capture, or files and flags.
 
-    server: an eaglelab.server.Server or its address (the key then comes from EAGLELAB_API_KEY). launch:
-    SGLang flags to believe instead of what the server says. out: folder that receives `capture/`. Raises
-    BadInput, AttachError.
+    drafter: as its trainer saved it. served_drafter: the folder that the server loads; empty: the launch's
+    own path where it is readable here, else `drafter` as our own conversion writes it. server: an
+    eaglelab.server.Server or its address (the key then comes from EAGLELAB_API_KEY). launch: SGLang flags to
+    believe instead of what the server says. out: folder that receives `capture/`. Raises BadInput (its
+    `faults` name what is known of the reason) and AttachError.
     """
     say = progress or quiet
     checkpoint = open_checkpoint(drafter, dialect or None)
@@ -130,7 +136,9 @@ def run(
     if model is not None:
         checkpoint.check_target(model.facts)
     say("comparing what was trained with what is served")
-    evidence = static_evidence(checkpoint, launch_of(launch, recorded, model), model)
+    how = launch_of(launch, recorded, model)
+    copy = served_copy(served_drafter, checkpoint.path, how)
+    evidence = static_evidence(checkpoint, how, model, copy)
     if recorded is not None:
         dynamic_evidence(evidence, recorded, stored, device, say)
     elif stored is not None:
@@ -208,7 +216,8 @@ def _absent(name: str, unit: str, definition: str, reason: str) -> Measurement:
 
 def _order(finding: Finding) -> tuple[int, int, float]:
     outcome = ("failed", "errored", "skipped", "passed").index(finding.verdict)
-    rank = next((i for i, faults in enumerate(RANKS) if finding.fault in faults), len(RANKS))
+    rank = next((i for i, some in enumerate(RANKS) if finding.fault in some), len(RANKS))
+    rank = len(RANKS) if finding.fault in SYMPTOMS else rank
     return outcome, rank, -(finding.predicted_accept_length or 0.0)
 
 
@@ -241,12 +250,13 @@ def _pricer(evidence: Evidence, device: str, say: Progress) -> static.Price | No
     capture, target = evidence.capture, evidence.target
     if capture is None or target is None:
         return None
-    from eaglelab.counterfactual import counterfactual
+    from eaglelab.counterfactual import undo
 
-    def price(item: Implicated) -> tuple[float | None, str]:
-        say(f"pricing the fix: {item.causes[0].fix}")
-        checkpoint, launch = evidence.checkpoint, evidence.launch
-        found = counterfactual(capture, checkpoint, target, item.flags, item.config, launch, device)
+    def price(*some: static.Culprit) -> tuple[float | None, str]:
+        say(f"pricing the fix: {' and '.join(one.slug for one in some)}")
+        flags = " ".join(one.flags for one in some if one.flags)
+        config = {name: value for one in some for name, value in one.config.items()}
+        found = undo(evidence, flags, config, [d for one in some for d in one.undone], device)
         if found.accept_length is None:
             return None, f"what this fix would bring cannot be predicted: {found.reason}"
         low, high = found.interval or (float("nan"), float("nan"))
@@ -255,4 +265,4 @@ def _pricer(evidence: Evidence, device: str, say: Progress) -> static.Price | No
             f"{high:.2f}), simulated on this server's own texts ({found.source})"
         )
 
-    return price
+    return static.priced_once(price)

@@ -29,7 +29,7 @@ class BadInput(EaglelabError):
 
 
 class Refusal(str):
-    """A reason why an engine does not take a drafter. `fault`: its slug in the catalogue, "" if it has none."""
+    """A reason why an engine does not take a drafter. `fault`: its slug in the catalogue, "" for none."""
 
     fault: str
 

@@ -13,6 +13,7 @@ from eaglelab.wiring import Feed, Wiring
 if TYPE_CHECKING:
     from eaglelab.capture import Capture
     from eaglelab.depths import DepthNames
+    from eaglelab.features import StoredFeatures
     from eaglelab.ladder import Ladder
     from eaglelab.live import Match
     from eaglelab.loader import Loading
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 class Evidence:
     """`trained`, `served` and their `differences` are the static side; the rest comes from a capture.
 
-    `original` is the drafter as given, `checkpoint` the same in the form that the engine loads. `served` is
-    None when this engine would refuse it.
+    `original` is the drafter as given, `checkpoint` the same as the engine loads it: the file that is served
+    (`copied`), else our own conversion, which is `right` in any case. `served` is None when this engine would
+    refuse it; `refused` are the names of the reasons then.
     """
 
     original: Checkpoint
@@ -43,6 +45,10 @@ class Evidence:
     live: dict[str, list[Match]] | None = None  # by rank
     counters: list[Measurement] | None = None
     missing: dict[str, str] = field(default_factory=dict)
+    copied: bool = False
+    right: Checkpoint | None = None
+    refused: tuple[str, ...] = ()
+    stored: StoredFeatures | None = None
 
     def why_not(self, part: str) -> str:
         """Why a part of the evidence is missing."""

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaglelab.checkpoint import Checkpoint, TargetModel, open_target
-from eaglelab.diff import diff
+from eaglelab.checkpoint import Checkpoint, TargetModel, open_checkpoint, open_target
+from eaglelab.diff import diff, diff_tensors
 from eaglelab.errors import BadInput
 from eaglelab.evidence import Evidence
 from eaglelab.launch import Launch
@@ -26,21 +26,69 @@ NO_CAPTURE = "no server and no capture were given (--server URL or --capture DIR
 DYNAMIC = ("capture", "ladder", "live parameters", "depths", "stats", "counters")
 
 
-def static_evidence(checkpoint: Checkpoint, launch: Launch, target: TargetModel | None) -> Evidence:
-    """Trained, served and their differences. A drafter in its trainer's form is served converted."""
-    from eaglelab.convert import view
+def static_evidence(
+    checkpoint: Checkpoint,
+    launch: Launch,
+    target: TargetModel | None,
+    copy: Checkpoint | BadInput | None = None,
+) -> Evidence:
+    """Trained, served and their differences.
 
+    copy: the drafter that the server loads, or why it cannot be read. Without it a drafter in its trainer's
+    form is served as our own conversion writes it.
+    """
     facts = target.facts if target else launch.target
-    form = checkpoint if checkpoint.dialect == "sglang" else view(checkpoint, "sglang", target)
-    evidence = Evidence(checkpoint, form, launch, trained(checkpoint, facts), target=target)
+    right = _converted(checkpoint, target, needed=copy is None)
+    form = copy if isinstance(copy, Checkpoint) else right
+    evidence = Evidence(checkpoint, form, launch, trained(checkpoint, facts), target=target, right=right)
+    evidence.copied = isinstance(copy, Checkpoint)
     evidence.missing |= dict.fromkeys(DYNAMIC, NO_CAPTURE)
     try:
+        if isinstance(copy, BadInput):
+            raise copy
         evidence.served = served(form, launch)
         evidence.loading = loading(form, launch)
-        evidence.differences = diff(evidence.trained, evidence.served, checkpoint, target)
+        evidence.differences = diff(evidence.trained, evidence.served, checkpoint, target, form)
+        if evidence.copied:
+            evidence.differences += diff_tensors(right, form, evidence.served[1])
     except BadInput as error:
-        evidence.missing["served"] = str(error)
+        evidence.missing["served"], evidence.refused = str(error), error.faults
     return evidence
+
+
+def _converted(checkpoint: Checkpoint, target: TargetModel | None, needed: bool) -> Checkpoint:
+    """The drafter as our own conversion would serve it; as given where that cannot be and is not needed."""
+    from eaglelab.convert import view
+
+    if checkpoint.dialect == "sglang":
+        return checkpoint
+    try:
+        return view(checkpoint, "sglang", target)
+    except BadInput:
+        if needed:
+            raise
+        return checkpoint
+
+
+def served_copy(path: str | Path | None, drafter: Path, launch: Launch) -> Checkpoint | BadInput | None:
+    """The drafter that the server loads, where it is another folder than the one given.
+
+    path: as the user says it; else the launch's own absolute path, if it is readable here and is not the
+    target's. None: nothing else is known than the drafter given. BadInput is returned where a folder that the
+    user named cannot be what an engine loads, and raised where it is no folder.
+    """
+    asked = Path(path) if path else Path(launch.draft_path or "")
+    if path and not asked.is_dir():
+        raise BadInput(f"--served-drafter {asked}: not a folder; give the folder that the server loads")
+    if not path and (not asked.is_absolute() or not (asked / "config.json").is_file()):
+        return None
+    same = [Path(p) for p in (drafter, None if path else launch.target_path) if p]
+    if any(p.exists() and p.samefile(asked) for p in same):
+        return None
+    try:
+        return open_checkpoint(asked)
+    except BadInput as error:
+        return error if path else None
 
 
 def record(

@@ -38,17 +38,29 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """What can prove a difference harmless."""
+    """What can prove a difference harmless. `copy`: the drafter as the engine loads it."""
 
     trained: Wiring
     served: Wiring
     checkpoint: Checkpoint | None
     target: TargetModel | None
+    copy: Checkpoint | None = None
 
     def weigh(self, name: str, a: Any, b: Any) -> tuple[bool, str]:
         """Whether `name`, `a` in training and `b` in serving, changes nothing; and why, or what it means."""
         rule = getattr(self, f"_{name}", None)
         return rule(a, b) if rule else (False, MEANING.get(name, "not the same"))
+
+    def _depths(self, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[bool, str]:
+        """The same depths in another order are harmless where the columns of fc were put in that order."""
+        mine, theirs = (c.tensors.get("fc.weight") if c else None for c in (self.checkpoint, self.copy))
+        if sorted(a) != sorted(b) or len(set(a)) < len(a) or None in (mine, theirs):
+            return False, MEANING["depths"]
+        before, after = (i.mapped().reshape(i.shape[0], len(a), -1) for i in (mine, theirs) if i)
+        if before.shape != after.shape:
+            return False, MEANING["depths"]
+        moved = all(np.array_equal(after[:, i], before[:, a.index(depth)]) for i, depth in enumerate(b))
+        return moved, "the columns of fc stand in that order too" if moved else MEANING["depths"]
 
     def _position_start(self, a: int, b: int) -> tuple[bool, str]:
         plain = dict(self.trained.rope.scaling).get("rope_type") != "dynamic"
@@ -94,22 +106,25 @@ class Evidence:
         )
 
     def _lm_head(self, a: str, b: str) -> tuple[bool, str]:
+        if (a, b) == ("target", "own"):
+            return self._shared_head(self.copy.tensors.get("lm_head.weight") if self.copy else None, "served")
         if b != "target":
             return (
                 False,
                 "nothing filled the head" if b == "initial" else f"the {b} head serves, not the trained one",
             )
-        mine, theirs = self._pair("lm_head.weight")
+        return self._shared_head(self._pair("lm_head.weight")[0], "drafter's")
+
+    def _shared_head(self, mine: TensorInfo | None, whose: str) -> tuple[bool, str]:
+        """Whether a head holds the target's rows at the ids that it stands for."""
+        theirs = self._pair("lm_head.weight")[1]
         if mine is None or theirs is None:
             return False, "not proven equal to the target's: give --target"
         rows = None
         if self.served.vocab_map == "d2t" and self.checkpoint and self.checkpoint.d2t is not None:
             rows = np.arange(len(self.checkpoint.d2t)) + self.checkpoint.d2t
         same = equal_numbers(mine, theirs, np.arange(mine.shape[0]) if rows is None else rows)
-        return (
-            same,
-            f"the drafter's head {'equals' if same else 'is not'} the target's rows, number by number",
-        )
+        return same, f"the {whose} head {'equals' if same else 'is not'} the target's rows, number by number"
 
     def _pair(self, name: str) -> tuple[TensorInfo | None, TensorInfo | None]:
         mine = self.checkpoint.tensors.get(name) if self.checkpoint else None
@@ -137,8 +152,9 @@ class Evidence:
         return True, "every one is a norm that was trained to ones" if new else "all are filled"
 
     def _dropped(self, a: tuple[str, ...], b: tuple[str, ...]) -> tuple[bool, str]:
+        """`b`: names in the file that is served."""
         for name in sorted(set(b) - set(a)):
-            info = self.checkpoint.tensors.get(name) if self.checkpoint else None
+            info = self.copy.tensors.get(name) if self.copy else None
             if info is None or not name.endswith(".bias") or info.array().any():
                 return False, f"{name} was trained and has no effect"
         return True, "every one is a bias of zeros" if set(b) - set(a) else "all are used"
@@ -166,7 +182,9 @@ def equal_numbers(mine: TensorInfo, theirs: TensorInfo, rows: np.ndarray | None 
     a, b = mine.mapped(), theirs.mapped()
     step = max(1, ROWS // max(1, a[:1].size))
     for i in range(0, count, step):
-        part = b[i : i + step] if rows is None else b[rows[i : i + step]]
-        if not np.array_equal(to_float32(a[i : i + step], mine.dtype), to_float32(part, theirs.dtype)):
+        some, part = a[i : i + step], b[i : i + step] if rows is None else b[rows[i : i + step]]
+        if mine.dtype == theirs.dtype and np.array_equal(some, part):
+            continue  # the same bits, several times quicker than their numbers
+        if not np.array_equal(to_float32(some, mine.dtype), to_float32(part, theirs.dtype)):
             return False
     return True

@@ -27,6 +27,9 @@ Port = Annotated[int, _value("P", "Port on 127.0.0.1; 0: a free one.", min=0)]
 Flags = Annotated[Texts, typer.Argument(metavar="[-- SGLANG FLAGS]", help="Passed on to SGLang.")]
 Url = Annotated[str, _value("URL", "Address of the server, http://HOST:PORT.")]
 Drafter = Annotated[str, _value("PATH", "Folder of the drafter's checkpoint.")]
+ServedDrafter = Annotated[
+    str, _value("PATH", "Folder that the server loads (default: the launch's own, else --drafter converted).")
+]
 Target = Annotated[str, _value("PATH", "The target's folder, or its config.json.")]
 Features = Annotated[str, _value("PATH", "What the trainer stored; adds rungs 1 and 2.")]
 Prompts = Annotated[str, _value("FILE", "JSON lines of messages, prompt or input_ids (default: data/'s).")]

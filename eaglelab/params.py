@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from eaglelab.errors import BadInput
 from eaglelab.launch import SECRET
 
-FOLDERS_AND_FILES = ("drafter", "target", "features", "prompts", "capture", "baseline")
+FOLDERS_AND_FILES = ("drafter", "served_drafter", "target", "features", "prompts", "capture", "baseline")
 
 
 class ReportParams(BaseModel):
@@ -34,6 +34,10 @@ class ReportParams(BaseModel):
     server: str = Field("", description="address of the SGLang server, http://HOST:PORT")
     drafter: str = Field(
         "", description="folder of the drafter, as its trainer saved it or as SGLang loads it"
+    )
+    served_drafter: str = Field(
+        "",
+        description="folder that the server loads; empty: the launch's own, else the drafter, converted",
     )
     target: str = Field(
         "", description="the target's folder or config.json; empty: the probe hands over what is needed"
@@ -131,11 +135,21 @@ class ReportParams(BaseModel):
         """
         if again := os.environ.get("EAGLELAB_COMMAND"):
             return again
-        options = ("server", "drafter", "target", "features", "prompts", "baseline", "dialect")
+        options = (
+            "server",
+            "drafter",
+            "served_drafter",
+            "target",
+            "features",
+            "prompts",
+            "baseline",
+            "dialect",
+        )
         words = ["eaglelab", "report"]
         for name, value in self.given().items():
             if name != "out":
-                words += [f"--{name}", str(value)] if name in options else ["-p", f"{name}={value}"]
+                option = "--" + name.replace("_", "-")
+                words += [option, str(value)] if name in options else ["-p", f"{name}={value}"]
         return shlex.join(words)
 
 

@@ -34,6 +34,12 @@ FAULTS = (
         "export the missing tensors, or rename", 4, ("check:parameters-not-loaded", "diff:unloaded"),
     ),
     Fault(
+        "conversion-changed-tensors", 0, "the file that is served holds other numbers than the trainer's",
+        "a conversion that casts, reorders or overwrites tensors, or a copy of another training run",
+        ("tensors",), "convert again, with a converter that carries every tensor over", 4,
+        ("check:conversion-changed-tensors",),
+    ),
+    Fault(
         "feed-difference", 0, "config and launch say that the drafter is fed otherwise than it was trained",
         "a field of the feed differs and no known cause explains it", ("config", "launch"),
         "make the served value the trained one", 3, ("check:feed-difference",),

@@ -39,11 +39,16 @@ class Cause:
 
 @dataclass(frozen=True)
 class Implicated:
-    """A cause, or several at once, whose undoing removes `explains` and leaves `remaining`."""
+    """A cause, or several at once, whose undoing removes `explains` and leaves `remaining`.
+
+    refusal: why the engine would not start then, under the names `faults`; "" if it would.
+    """
 
     causes: tuple[Cause, ...]
     explains: tuple[Difference, ...]
     remaining: tuple[Difference, ...]
+    refusal: str = ""
+    faults: tuple[str, ...] = ()
 
     @property
     def flags(self) -> str:
@@ -86,18 +91,27 @@ def implicated(evidence: Evidence) -> list[Implicated]:
     """Causes that explain at least one difference that counts, best explanation first.
 
     When two causes are present at once, undoing one alone may leave differences, or remove none; then the
-    smallest set that explains the most is the entry, and its parts alone are not.
+    smallest set that explains the most is the entry, and its parts alone are not. A cause whose undoing would
+    let the engine see, and refuse, another fault is named all the same if no better explanation is left.
     """
     open_differences = tuple(d for d in evidence.differences if not d.inert)
     present = [c for c in CAUSES if c.present(evidence.checkpoint, evidence.launch)]
     found: list[Implicated] = []
+    refused: list[Implicated] = []
     for size in range(1, len(present) + 1):
         for causes in combinations(present, size):
             parts = [f for f in found if all(c in causes for c in f.causes)]
             item = _undo(evidence, causes, open_differences)
-            if item and all(len(item.remaining) < len(f.remaining) for f in parts):
+            if item and item.refusal:
+                refused.append(item)
+            elif item and all(len(item.remaining) < len(f.remaining) for f in parts):
                 found = [f for f in found if f not in parts] + [item]
-    return sorted(found, key=lambda f: len(f.remaining))
+    return sorted(found, key=lambda f: len(f.remaining)) or refused[:1]
+
+
+def _of_tensors(evidence: Evidence) -> list[Difference]:
+    """Numbers that differ between two files do so under any launch."""
+    return [d for d in evidence.differences if d.part == "tensors"]
 
 
 def _undo(evidence: Evidence, causes: tuple[Cause, ...], before: tuple[Difference, ...]) -> Implicated | None:
@@ -105,10 +119,14 @@ def _undo(evidence: Evidence, causes: tuple[Cause, ...], before: tuple[Differenc
     try:
         launch = evidence.launch.with_flags(item.flags) if item.flags else evidence.launch
         checkpoint = evidence.checkpoint.with_config(item.config)
-        after = diff(evidence.trained, served(checkpoint, launch), evidence.original, evidence.target)
-    except BadInput:
-        return None  # the edited launch would not start: no fix
-    remaining = tuple(d for d in after if not d.inert)
+        after = diff(
+            evidence.trained, served(checkpoint, launch), evidence.original, evidence.target, checkpoint
+        )
+    except BadInput as error:
+        if not error.faults:
+            return None  # the edited launch would not start: no fix
+        return replace(item, explains=before, refusal=str(error), faults=error.faults)
+    remaining = tuple(d for d in (*after, *_of_tensors(evidence)) if not d.inert)
     left = {d.field for d in remaining}
     explains = tuple(d for d in before if d.field not in left)
     return replace(item, explains=explains, remaining=remaining) if explains else None

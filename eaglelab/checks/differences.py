@@ -10,6 +10,9 @@ def describe(difference: Difference, evidence: Evidence) -> str:
     """One sentence for one difference. Falls back to field, both values and the reason."""
     feed, wiring = evidence.served or evidence.trained
     a, b = difference.trained, difference.served
+    if difference.part == "tensors":
+        other = "" if a == b else f", of shape {list(b)} for {list(a)}"
+        return f"{difference.field}: the served file holds other numbers than the trainer's{other}"
     if difference.field == "width":
         return f"the drafter is fed {b:,} numbers a token where {a:,} were trained"
     if difference.field == "depths":

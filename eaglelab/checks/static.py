@@ -1,16 +1,35 @@
-"""The static diagnosis: causes that explain a difference, differences without one, tensors without a home."""
+"""The static diagnosis: one finding a cause, then differences without a name and tensors without a home."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-from eaglelab.checks import Check
-from eaglelab.checks.causes import CAUSES, Implicated, implicated
+from eaglelab.checks import Check, launches
+from eaglelab.checks.causes import CAUSES, Cause, Implicated, implicated
 from eaglelab.checks.differences import describe
+from eaglelab.checks.names import fix, named, title
+from eaglelab.diff import Difference
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
 
-Price = Callable[[Implicated], tuple[float | None, str]]  # -> predicted accept length, a sentence
+
+@dataclass(frozen=True)
+class Culprit:
+    """A cause with a name, and what undoes it: flags and config fields, or `undone` fields served as trained."""
+
+    slug: str
+    title: str
+    fix: str
+    explains: tuple[Difference, ...] = ()
+    flags: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    undone: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+Price = Callable[..., tuple[float | None, str]]  # (culprit, ...) -> predicted accept length, a sentence
 
 FEED_FIELDS = ("depths", "width", "final_norm", "basis")
 FIX = "make the served value the trained one: by the drafter's config, the flags, or an engine that knows it"
@@ -41,54 +60,99 @@ WIRING = Check(
     FIX,
     rung=4,
 )
+GENERAL = (DROPPED, UNLOADED, FEED, WIRING)
+PRICED = 6  # causes: each price simulates every text of the capture
 
 
 def findings(evidence: Evidence, price: Price | None = None) -> list[Finding]:
-    """One finding a known cause, then what is left over. `price` tells what undoing a cause would bring."""
+    """One finding a cause, then what is left over. `price` tells what undoing a cause would bring."""
+    found = launches.findings(evidence)
     if evidence.served is None:
-        return [REFUSED.failed(evidence.why_not("served"))]
+        return [*found, *refused(evidence)]
     guilty = implicated(evidence)
-    found = [_cause(item, evidence, price) for item in guilty]
-    named = {cause.slug for item in guilty for cause in item.causes}
+    remaining = tuple(d for d in evidence.differences if not d.inert)
+    if guilty:
+        elsewhere = {d.field for item in guilty[1:] for d in item.explains}
+        remaining = tuple(d for d in guilty[0].remaining if d.field not in elsewhere)
+    groups = named(evidence, remaining)
+    culprits = [_known(cause, item) for item in guilty for cause in item.causes]
+    culprits += [
+        Culprit(g.slug, title(g.slug), fix(g.slug, g.differences[0]), g.differences, undone=g.differences)
+        for g in groups
+        if g.slug
+    ]
+    found += [_cause(one, culprits, evidence, price) for one in culprits]
+    refusals = [finding for item in guilty for finding in _then_refused(item)]
+    slugs = {one.slug for one in culprits}
     for cause in CAUSES:
-        if cause.slug not in named:
+        if cause.slug not in slugs:
             check = Check(cause.slug, f"not the case: {cause.title}", cause.title, rung=4)
             found.append(check.passed("undoing it changes no difference between training and serving"))
-    explained = {d.field for item in guilty for d in item.explains}
-    return found + _left_over(evidence, explained)
+    left = [d for g in groups if g.slug is None for d in g.differences]
+    explained = [d for one in culprits for d in one.explains]
+    return found + refusals + _left_over(evidence, left, explained)
 
 
-def _cause(item: Implicated, evidence: Evidence, price: Price | None) -> Finding:
-    lines = [describe(d, evidence) for d in item.explains]
+def refused(evidence: Evidence) -> list[Finding]:
+    """Why this engine stops, by every name that the reasons have; and causes of the launch beside them."""
+    why = evidence.why_not("served")
+    names = list(dict.fromkeys(evidence.refused))
+    found = [
+        Check(cause.slug, "", cause.title, cause.fix, rung=4).failed(f"seen beside a refusal: {why}")
+        for cause in CAUSES
+        if cause.present(evidence.checkpoint, evidence.launch)
+    ]
+    found += [Check(name, "", title(name), fix(name), rung=4).failed(why) for name in names]
+    return [*found, REFUSED.failed(why)]
+
+
+def _then_refused(item: Implicated) -> list[Finding]:
+    """What would stop the engine once these causes are undone."""
+    if not item.refusal:
+        return []
+    line = f"once the launch is corrected this engine refuses the drafter: {item.refusal}"
+    return [
+        Check(name, "", title(name), fix(name), rung=4).failed(line) for name in dict.fromkeys(item.faults)
+    ]
+
+
+def _known(cause: Cause, item: Implicated) -> Culprit:
+    others = [c for c in item.causes if c is not cause]
+    notes = [f"together with {other.slug}: {other.title}" for other in others]
     if item.remaining:
-        lines.append("still different after this fix: " + ", ".join(d.field for d in item.remaining))
-    predicted, sentence = price(item) if price else (None, "")
-    if sentence:
-        lines.append(sentence)
-    first, *others = item.causes
-    lines += [f"together with {other.slug}: {other.title}" for other in others]
-    title = " and ".join(cause.title for cause in item.causes)
-    fix = "; and ".join(cause.fix for cause in item.causes)
-    finding = Check(first.slug, "", title, fix, rung=4).failed(*lines)
+        notes.append("still different after this fix: " + ", ".join(d.field for d in item.remaining))
+    if item.refusal:
+        notes.append(f"after this fix: {item.refusal}")
+    return Culprit(
+        cause.slug, cause.title, cause.fix, item.explains, cause.flags, dict(cause.config), (), tuple(notes)
+    )
+
+
+def _cause(one: Culprit, culprits: list[Culprit], evidence: Evidence, price: Price | None) -> Finding:
+    lines = [describe(d, evidence) for d in one.explains] + list(one.notes)
+    predicted = None
+    if price and culprits.index(one) < PRICED:
+        predicted, sentence = price(one)
+        lines += [sentence] if sentence else []
+        if len(culprits) > 1:
+            _, sentence = price(*culprits)
+            lines += [f"all {len(culprits)} causes undone together: {sentence}"] if sentence else []
+    rung = 3 if any(d.field in FEED_FIELDS for d in one.undone) else 4
+    finding = Check(one.slug, "", one.title, one.fix, rung=rung).failed(*lines)
     return finding.model_copy(update={"predicted_accept_length": predicted})
 
 
-def _left_over(evidence: Evidence, explained: set[str]) -> list[Finding]:
-    """Differences that count and that no known cause explains, by kind. A kind without any passes."""
-    kinds: dict[Check, list[str]] = {DROPPED: [], UNLOADED: [], FEED: [], WIRING: []}
-    inert, beyond = [], set()
-    for difference in evidence.differences:
-        check, words = _kind(difference.field), describe(difference, evidence)
-        if difference.inert:
-            inert.append(f"makes no difference: {words}")
-        elif difference.field in explained:
-            beyond.add(check)
-        else:
-            kinds[check].append(words)
+def _left_over(evidence: Evidence, left: list[Difference], explained: list[Difference]) -> list[Finding]:
+    """Differences that count and have no name, by kind. A kind without any passes."""
+    kinds: dict[Check, list[Difference]] = {check: [] for check in GENERAL}
+    for difference in left:
+        kinds[_kind(difference.field)].append(difference)
+    beyond = {_kind(d.field) for d in explained}
+    inert = [f"makes no difference: {describe(d, evidence)}" for d in evidence.differences if d.inert]
     found = []
-    for check, lines in kinds.items():
-        if lines:
-            found.append(check.failed(*lines))
+    for check, some in kinds.items():
+        if some:
+            found.append(check.failed(*(describe(d, evidence) for d in some)))
             continue
         passed = check.passed(*(dict.fromkeys(inert) if check is WIRING else ()))
         more = f"beyond what a known cause explains: {check.good}"
@@ -97,5 +161,18 @@ def _left_over(evidence: Evidence, explained: set[str]) -> list[Finding]:
 
 
 def _kind(field: str) -> Check:
-    named = {"dropped": DROPPED, "unloaded": UNLOADED, **dict.fromkeys(FEED_FIELDS, FEED)}
-    return named.get(field, WIRING)
+    kinds = {"dropped": DROPPED, "unloaded": UNLOADED, **dict.fromkeys(FEED_FIELDS, FEED)}
+    return kinds.get(field, WIRING)
+
+
+def priced_once(price: Price) -> Price:
+    """The same, each set of causes simulated once."""
+    known: dict[tuple[str, ...], tuple[float | None, str]] = {}
+
+    def again(*some: Culprit) -> tuple[float | None, str]:
+        key = tuple(one.slug for one in some)
+        if key not in known:
+            known[key] = price(*some)
+        return known[key]
+
+    return again

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from eaglelab import catalogue, checks, cli, diagnose
 from eaglelab.catalogue import Fault
 from eaglelab.checkpoint import open_checkpoint, open_target
-from eaglelab.checks import Check
+from eaglelab.checks import Check, static
 from eaglelab.checks.causes import CAUSES, Cause
 from eaglelab.errors import BadInput
 from eaglelab.gather import static_evidence
@@ -200,6 +200,24 @@ def test_every_static_claim_is_tried():
     assert {fault.slug for fault in FAULTS.values() if said_to_differ(fault)} == STATIC.keys()
 
 
+# What the fields of a case are called, where that is another fault than the one that the case stands for: a
+# file by itself does not tell these apart.
+CALLED = {
+    "trained-head-replaced": {"eagle-flag-on-eagle3-drafter", "random-embedding-exported"},
+    "trained-embedding-replaced": {"random-embedding-exported"},
+    "d2t-dropped": {"eagle-flag-on-eagle3-drafter"},
+    "tensors-dropped": {"midlayer-name"},
+    "parameters-not-loaded": {"lm-head-missing"},
+}
+
+
+@pytest.mark.parametrize("slug", STATIC)
+def test_a_difference_is_called_by_its_name(slug, tmp_path):
+    found = [evidence(tmp_path / str(i), **case) for i, case in enumerate(STATIC[slug])]
+    said = {f.fault for some in found for f in static.findings(some) if f.verdict == "failed"}
+    assert said == CALLED.get(slug, {slug})
+
+
 @pytest.mark.parametrize("slug", STATIC)
 def test_a_fault_shows_in_the_fields_that_its_entry_names(slug, tmp_path):
     found = [evidence(tmp_path / str(i), **case) for i, case in enumerate(STATIC[slug])]
@@ -247,11 +265,7 @@ CAPTURED = {
         {"add": ones("midlayer.mlp.down_proj.weight", 128, 384)},
         {"weights-not-loaded", "runtime-mismatch"},
     ),
-    "lm-head-missing": (STATIC["lm-head-missing"][0], {"parameters-not-loaded"}),
-    "tied-head-reduced-vocab": (STATIC["tied-head-reduced-vocab"][0], {"wiring-difference"}),
-    "midlayer-name": (STATIC["midlayer-name"][0], {"tensors-dropped", "weights-not-loaded"}),
-    "qk-norm-or-bias-dropped": (STATIC["qk-norm-or-bias-dropped"][0], {"tensors-dropped"}),
-    "norm-before-fc-not-applied": (STATIC["norm-before-fc-not-applied"][0], {"tensors-dropped"}),
+    "midlayer-name": (STATIC["midlayer-name"][0], {"weights-not-loaded"}),
     "ids-missing": (STATIC["ids-missing"][0], {"feed-depths"}),
     "ids-plus-one": ({"base": SPECULATORS, "config": {IDS: [1, 3, 4]}}, {"feed-depths"}),
     "ids-off-by-one": ({"base": SPECULATORS, "config": {IDS: [3, 5, 6]}}, {"feed-depths"}),

@@ -79,15 +79,35 @@ def test_a_price_goes_with_its_cause():
 def test_a_difference_without_a_known_cause_is_still_a_finding():
     evidence = evidence_of("EAGLE3")
     feed, wiring = evidence.trained
-    evidence.trained = feed, replace(wiring, residual="normed")
+    evidence.trained = feed, replace(wiring, eps=1e-3)
     evidence.differences = diff(evidence.trained, evidence.served, evidence.original, evidence.target)
     failed = [f for f in findings(evidence) if f.verdict == "failed"]
     assert [f.fault for f in failed] == ["wiring-difference"]
-    assert failed[0].evidence[0].startswith("residual: trained 'normed', served 'raw'")
+    assert failed[0].evidence[0].startswith("eps: trained 0.001, served 1e-05")
 
 
-def test_an_engine_that_refuses_is_one_finding():
+def test_an_engine_that_refuses_says_why_by_name():
     evidence = evidence_of("EAGLE3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3]}})
-    (finding,) = findings(evidence)
-    assert "128 x 256, the file has 128 x 384" in finding.evidence[0]
-    assert (finding.fault, finding.verdict) == ("engine-refuses-drafter", "failed")
+    named, refused = findings(evidence)
+    assert "128 x 256, the file has 128 x 384" in named.evidence[0]
+    assert [f.fault for f in (named, refused)] == ["fc-width-differs", "engine-refuses-drafter"]
+    assert {f.verdict for f in (named, refused)} == {"failed"}
+
+
+def test_two_causes_are_two_findings():
+    failed = [f for f in findings(evidence_of("EAGLE", AUX_OFF)) if f.verdict == "failed"]
+    assert [f.fault for f in failed] == ["eagle-flag-on-eagle3-drafter", "aux-hidden-state-off"]
+    assert failed[0].fix == "--speculative-algorithm EAGLE3"
+    assert "use_aux_hidden_state" in failed[1].fix
+
+
+def test_a_cause_and_a_difference_that_it_hides_are_two_findings():
+    """Under EAGLE the head is the target's in any case; once that is undone the tie shows."""
+    evidence = evidence_of("EAGLE")
+    feed, wiring = evidence.trained
+    evidence.trained = feed, replace(wiring, rope=replace(wiring.rope, theta=1e6))
+    evidence.differences = diff(evidence.trained, evidence.served, evidence.original, evidence.target)
+    failed = [f for f in findings(evidence) if f.verdict == "failed"]
+    assert [f.fault for f in failed] == ["eagle-flag-on-eagle3-drafter", "rope-theta"]
+    assert failed[1].evidence[0].startswith("rope.theta: trained 1000000.0, served 10000.0")
+    assert '"rope_theta": 1000000.0' in failed[1].fix
