@@ -1,12 +1,13 @@
 """What SGLang's layer ids mean, architecture by architecture, as depths; and back.
 
-Source: sglang 0.5.23 `set_eagle3_layers_to_capture` of every target model that has it. speculators and vLLM
-need no table: their id k is depth k.
+Source: sglang 0.5.23 `set_eagle3_layers_to_capture` of every target model that has it; `releases` has what
+older ones did otherwise. speculators and vLLM need no table: their id k is depth k.
 """
 
 from __future__ import annotations
 
 from eaglelab.errors import BadInput
+from eaglelab.releases import NEWEST, at_least, does
 
 ADD_ONE_IF_FIRST_IS_ONE = {  # classes that inherit deepseek_v2's or glm4_moe_lite's method, or pass on to it
     "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "MistralLarge3ForCausalLM",
@@ -20,18 +21,27 @@ CAPTURE_LAST = {
     "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration",
 }  # fmt: skip
+LAST_SINCE = {"GptOssForCausalLM": (0, 5, 17), "MiniMaxM3SparseForCausalLM": (0, 5, 23),
+              "MiniMaxM3SparseForConditionalGeneration": (0, 5, 23)}  # fmt: skip
 
 
-def sglang_depths(ids: tuple[int, ...], architecture: str | None, num_layers: int | None) -> tuple[int, ...]:
-    """Depths that SGLang 0.5.23 captures for these ids, in their order (`set_eagle3_layers_to_capture`).
+def captures_last(architecture: str | None, version: str = NEWEST) -> bool:
+    """Whether this release hands over the stream after the last layer too (depth n)."""
+    return architecture in CAPTURE_LAST and at_least(version, LAST_SINCE.get(architecture or "", (0, 0, 0)))
+
+
+def sglang_depths(
+    ids: tuple[int, ...], architecture: str | None, num_layers: int | None, version: str = NEWEST
+) -> tuple[int, ...]:
+    """Depths that SGLang captures for these ids, in their order (`set_eagle3_layers_to_capture`).
 
     SGLang captures before layer i, which is depth i. Most architectures add 1 to an id first; deepseek_v2 and
     glm4_moe_lite only if the first id is 1; gpt_oss unless the largest id is the number of layers.
     """
     plus = 1
-    if architecture in ADD_ONE_IF_FIRST_IS_ONE:
+    if architecture in ADD_ONE_IF_FIRST_IS_ONE and does(version, "deepseek-ids"):
         plus = 1 if ids[:1] == (1,) else 0
-    elif architecture in ADD_ONE_UNLESS_LAST:
+    elif architecture in ADD_ONE_UNLESS_LAST and does(version, "gpt-oss-ids"):
         plus = 0 if ids and max(ids) == num_layers else 1
     return tuple(i + plus for i in ids)
 

@@ -15,6 +15,8 @@ from typing import Literal
 from eaglelab.checkpoint import Checkpoint
 from eaglelab.errors import BadInput
 from eaglelab.launch import EAGLES, Launch
+from eaglelab.releases import NEWEST, does
+from eaglelab.settings import Settings
 
 Rule = Literal["replicated", "column", "even", "row", "vocab", "qkv"]
 FUSED = {
@@ -75,16 +77,36 @@ def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
     if launch.algorithm == "EAGLE" and launch.flag("--speculative-token-map"):
         raise BadInput("--speculative-token-map with --speculative-algorithm EAGLE is not modelled")
     if not (text := launch.flag("--json-model-override-args")):
-        return checkpoint
+        return _as_read_by(launch.version, checkpoint)
     try:
         config = checkpoint.config | json.loads(text)
     except (TypeError, json.JSONDecodeError) as error:
         raise BadInput(f"--json-model-override-args {text!r}: not a JSON object ({error})") from error
     settings = checkpoint.spelling.read(config, f"{where} with --json-model-override-args")
-    return replace(checkpoint, config=config, settings=settings)
+    return _as_read_by(launch.version, replace(checkpoint, config=config, settings=settings))
 
 
-def parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
+def _as_read_by(version: str, checkpoint: Checkpoint) -> Checkpoint:
+    """What this release does not read has no effect: its default stands in the drafter's settings."""
+    s, config = checkpoint.settings, checkpoint.config
+    changes: dict[str, bool] = {}
+    if not does(version, "norm-before-fc"):
+        changes["norm_before_fc"] = False
+    if not does(version, "mla-norms" if s.latent else "fc-norm"):
+        changes["fc_norm"] = False
+    if not does(version, "mla-norms" if s.latent else "norm-output"):
+        changes["norm_output"] = False
+    if not does(version, "chunk-count"):
+        config = {**config, "num_aux_hidden_states": 3}
+    settings: Settings = replace(s, **changes)
+    return (
+        checkpoint
+        if (settings, config) == (s, checkpoint.config)
+        else replace(checkpoint, config=config, settings=settings)
+    )
+
+
+def parameters(checkpoint: Checkpoint, version: str = NEWEST) -> dict[str, Rule]:
     """Every parameter of the engine's class for this config, by its name, with its sharding rule."""
     config, s = checkpoint.config, checkpoint.settings
     if s.latent:
@@ -97,7 +119,7 @@ def parameters(checkpoint: Checkpoint) -> dict[str, Rule]:
     if s.fc_norm:
         found |= {f"model.fc_norm.{i}.weight": "replicated" for i in range(chunks(checkpoint))}
     for n in range(s.layers):
-        layer = f"model.layers.{n}."
+        layer = f"model.layers.{n}." if does(version, "several-layers") else "model.midlayer."
         found[layer + "self_attn.qkv_proj.weight"] = "qkv"
         found[layer + "self_attn.o_proj.weight"] = "row"
         if config.get("attention_bias") or config.get("bias"):
@@ -149,12 +171,15 @@ def nested_ids(checkpoint: Checkpoint) -> tuple[int, ...] | None:
     return None if ids is None else tuple(ids)
 
 
-def place(name: str, params: dict[str, Rule], latent: bool = False) -> tuple[str, str | None] | None:
+def place(
+    name: str, params: dict[str, Rule], latent: bool = False, version: str = NEWEST
+) -> tuple[str, str | None] | None:
     """The parameter, and the shard of it, that `load_weights` fills from a tensor; None: it is dropped."""
     if latent:
         return _latent_place(name, params)
-    for old, new in RENAMED.items():
-        name = name.replace(old, new)
+    if does(version, "several-layers"):
+        for old, new in RENAMED.items():
+            name = name.replace(old, new)
     for fused, parts in FUSED.items():
         for part in parts:
             if f".{part}" in name:
@@ -176,14 +201,14 @@ def _latent_place(name: str, params: dict[str, Rule]) -> tuple[str, str | None] 
 def loading(checkpoint: Checkpoint, launch: Launch) -> Loading:
     """What the loader takes, drops and leaves, as `load_weights` and then `init_lm_head` do it."""
     checkpoint = as_launched(checkpoint, launch)
-    params = parameters(checkpoint)
+    params = parameters(checkpoint, launch.version)
     filled: dict[str, dict[str | None, str]] = {name: {} for name in params}
     dropped = []
     dummy = "dummy" in (launch.flag("--speculative-draft-load-format") or launch.flag("--load-format") or "")
     for name in () if dummy else checkpoint.file_names:
         if "d2t" in name or "t2d" in name:
             continue
-        if spot := place(name, params, checkpoint.settings.latent is not None):
+        if spot := place(name, params, checkpoint.settings.latent is not None, launch.version):
             filled[spot[0]][spot[1]] = checkpoint.spelling.canonical(name) or name
         else:
             dropped.append(name)

@@ -1,8 +1,8 @@
-"""What SGLang 0.5.23 does with an EAGLE-3 drafter: how it feeds and wires the tensors that its loader took.
+"""What SGLang does with an EAGLE-3 drafter: how it feeds and wires the tensors that its loader took.
 
 Read from models/{llama,kimi_k25}_eagle3.py (forward), speculative/eagle_worker_v2.py (init_token_map),
-model_runner_components/spec_aux_hidden_state.py (layer ids) and configs/model_config.py (dtype). Other
-versions are taken to do the same; a replay of the server is the proof.
+model_runner_components/spec_aux_hidden_state.py (layer ids) and configs/model_config.py (dtype) of 0.5.23;
+where older releases differ is in `releases`. A replay of the server is the proof.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import numpy as np
 from eaglelab.checkpoint import Checkpoint
 from eaglelab.errors import BadInput, Refusal
 from eaglelab.launch import Launch, Target
-from eaglelab.layer_ids import CAPTURE_LAST, default_depths, sglang_depths
+from eaglelab.layer_ids import captures_last, default_depths, sglang_depths
 from eaglelab.loader import Loading, ParamSource, as_launched, chunks, loading, nested_ids
+from eaglelab.releases import NEWEST, does
 from eaglelab.wiring import Feed, Rope, Wiring, feature_norm
 from eaglelab.yarn import as_sglang
 
 __all__ = ["Loading", "captured", "cast", "loading", "refusals", "served"]
 
 
-def captured(checkpoint: Checkpoint, target: Target | None) -> tuple[int, ...]:
+def captured(checkpoint: Checkpoint, target: Target | None, version: str = NEWEST) -> tuple[int, ...]:
     """The depths that the target hands over under EAGLE3: ascending, each once, only those that it passes.
 
     Without `target` the rule of most architectures is used; BadInput if the ids are left out too.
@@ -31,7 +32,7 @@ def captured(checkpoint: Checkpoint, target: Target | None) -> tuple[int, ...]:
     ids = nested_ids(checkpoint)
     architecture, layers = (target.architecture, target.num_layers) if target else (None, None)
     if ids is not None:
-        depths = sglang_depths(ids, architecture, layers)
+        depths = sglang_depths(ids, architecture, layers, version)
     elif target:
         depths = default_depths(target.architecture, target.num_layers)
     else:
@@ -39,7 +40,7 @@ def captured(checkpoint: Checkpoint, target: Target | None) -> tuple[int, ...]:
             f"{checkpoint.path}/config.json: field 'eagle_config.eagle_aux_hidden_state_layer_ids' is "
             "missing: SGLang then takes layers by the target's number of layers; give --target"
         )
-    last = layers if layers is None or architecture in CAPTURE_LAST else layers - 1
+    last = layers if layers is None or captures_last(architecture, version) else layers - 1
     return tuple(d for d in sorted(set(depths)) if d >= 0 and (last is None or d <= last))
 
 
@@ -66,7 +67,7 @@ def _feed(checkpoint: Checkpoint, launch: Launch) -> Feed:
     dtype = cast(launch.dtype, target.dtype if target else s.dtype)
     use_aux = (checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True)
     if launch.algorithm == "EAGLE3" and use_aux:
-        depths = captured(checkpoint, target)
+        depths = captured(checkpoint, target, launch.version)
         return Feed(depths, len(depths) * s.target_hidden_size, dtype=dtype)
     width = target.hidden_size if target else s.target_hidden_size
     return Feed((target.num_layers,) if target else (), width, final_norm=True, dtype=dtype)
@@ -94,17 +95,25 @@ def _wiring(checkpoint: Checkpoint, launch: Launch) -> Wiring:
         output_bias=any(n.endswith("o_proj.bias") for n in takes.params),
         layers=s.layers,
         later_norm="hidden_norm" if s.layers > 1 else "input_layernorm",
-        window=None if launch.draft_window is None or s.latent else launch.draft_window + 1,  # as backends do
+        window=_window(checkpoint, launch),
         max_positions=s.max_positions,
         eps=s.eps,
         embedding="target" if takes.params["model.embed_tokens.weight"].kind == "target" else "own",
         lm_head=_head(takes.params.get("lm_head.weight")),
         logits_width=config.get("draft_vocab_size") or s.vocab_size,
         vocab_map=(applied if eagle3 else "dropped") if has_map else "identity",
+        step_offset=0 if does(launch.version, "step-positions") else 1,
         dtype=cast(launch.dtype, s.dtype),
         unloaded=missing,
         dropped=tuple(spelling.get(name, name) for name in takes.dropped),
     )
+
+
+def _window(checkpoint: Checkpoint, launch: Launch) -> int | None:
+    """Keys that a token sees: the attention backends count the token itself besides the window."""
+    if launch.draft_window is None or checkpoint.settings.latent or not does(launch.version, "draft-window"):
+        return None
+    return launch.draft_window + 1
 
 
 def _rope(checkpoint: Checkpoint) -> Rope:
@@ -136,6 +145,8 @@ def _head(source: ParamSource | None) -> Literal["own", "target", "tied", "initi
 def _latent_refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
     """What stops Eagle3DeepseekV2ForCausalLM alone."""
     found = []
+    if not does(launch.version, "mla-drafter"):
+        found.append(f"SGLang {launch.version} has no MLA drafter: 0.5.12 and later have one")
     if checkpoint.settings.layers != 1:
         found.append(
             f"field 'num_hidden_layers' is {checkpoint.settings.layers}: SGLang's MLA drafter has one layer"
@@ -155,6 +166,12 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[Refusal]:
     def refuse(text: str, fault: str = "") -> None:
         found.append(Refusal(text, fault))
 
+    if s.layers != 1 and not does(launch.version, "several-layers"):
+        refuse(
+            f"{where}: field 'num_hidden_layers' is {s.layers}: SGLang {launch.version} serves one "
+            "layer only; 0.5.12 and later serve several",
+            "multi-layer-drafter",
+        )
     if s.latent:
         for text in _latent_refusals(checkpoint, launch):
             refuse(f"{where}: {text}")

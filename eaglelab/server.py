@@ -7,7 +7,6 @@ the environment and redirects are not followed, so that it reaches the address t
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,12 +17,12 @@ import httpx
 from eaglelab.counters import Answer, Counters
 from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt
+from eaglelab.releases import has_plugins
 
 if TYPE_CHECKING:
     from eaglelab.launch import Launch
 
 MAX_JSON = 256 << 20  # bytes of one JSON answer
-FIRST_WITH_PLUGINS = (0, 5, 11)
 EAGLES = ("EAGLE", "EAGLE3", "NEXTN")
 STILL_WORKS = "Facts, counters and a static diagnosis still work; a capture and a report do not."
 # Kept of /server_info and /model_info besides `launch.SERVER_FIELDS`: never the launch command or a key.
@@ -61,8 +60,7 @@ class ServerFacts:
     @property
     def has_plugins(self) -> bool:
         """Whether this version loads plugins; an unknown version gets the benefit of the doubt."""
-        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", self.version)
-        return numbers is None or tuple(map(int, numbers.groups())) >= FIRST_WITH_PLUGINS
+        return has_plugins(self.version)
 
 
 class Server:
