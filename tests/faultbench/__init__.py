@@ -1,4 +1,4 @@
-"""The fault bench: faults injected into the tiny models, and the same `diagnose` that users run, blind to them.
+"""The fault bench: faults injected into the tiny models, and `diagnose` as users run it, blind to them.
 
     python tests/faultbench --help
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 # Each has a tuple CASES. Modules that need the genuine server come last.
-MODULES = ("conversion", "trainers", "stored", "healthy", "pairs", "genuine")
+MODULES = ("conversion", "trainers", "stored", "healthy", "pairs")  # "genuine" comes with its module
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = ROOT / "data"
 SPECULATORS, SGLANG, TARGET = DATA / "drafter-speculators", DATA / "drafter-sglang", DATA / "target"
@@ -75,7 +75,7 @@ class Case:
 
 @dataclass
 class Bench:
-    """What injections use: new folders with neutral names, and things that are made once for several cases."""
+    """What injections use: new folders with neutral names, and things made once for several cases."""
 
     root: Path
     python: str = ""  # of the genuine server; "" without one
@@ -112,7 +112,8 @@ class Bench:
 
 def all_cases() -> list[Case]:
     """Every case of every module, those of one server beside each other and after those that need none."""
-    found = [case for name in MODULES for case in import_module(f"{__package__}.{name}").CASES]
+    modules = [import_module(f"{__package__}.{name}") for name in MODULES]
+    found = [case for module in modules for case in module.CASES]
     names = [case.name for case in found]
     if len(set(names)) != len(names):
         raise ValueError(f"two cases share a name: {sorted({n for n in names if names.count(n) > 1})}")
