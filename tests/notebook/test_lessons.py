@@ -162,6 +162,47 @@ def test_a_wrong_answer_is_told_what_is_wrong(check, functions, words):
     assert told.value._render_traceback_() == [f"Not yet. {told.value}"]
 
 
+SLIPS = [  # (lesson, what an answer says, what a reader may write there, words that help)
+    ("2", "streams[2], streams[4], streams[5]", "streams[5], streams[4], streams[2]", "yours is depth 5"),
+    ("2", "streams[2], streams[4], streams[5]", "streams[2], streams[4]", "shape"),
+    ("2", "x.pow(2).mean", "x.pow(2).sum", "rms_norm"),
+    ("2", ".sqrt() * weight", ".sqrt()", "weight is missing"),
+    ("2", 'rms_norm(features, w["input_norm.weight"]) @', "features @", "input_norm is missing"),
+    ("2", "tokens[1 : len(features) + 1]", "tokens[: len(features)]", "No shift"),
+    ("2", "scores.masked_fill(later, -torch.inf)", "scores", "must not see later rows"),
+    ("2", "/ d**0.5", "", "root of head_dim"),
+    ("2", "# [rows, 2H]", "; x = x.roll(128, dims=1)", "embedding comes first"),
+    ("2", "hidden = residual + mixed", "hidden = mixed", "Add the residual"),
+    ("2", "check.rope(q, positions), check.rope(k, positions)", "q, k", "turned by rope"),
+    ("2", "return normed, normed", "return normed, hidden", "norm_output"),
+    ("2", 'int(best + w["d2t"][best])', "int(best)", "add d2t"),
+    ("2", "feedback[-1:]", "hidden[-1:]", "fed to the next step"),
+    ("2", "committed.append(kept + 1)", "committed.append(kept)", "count the bonus"),
+    ("2", "n += kept + 1", "n += 1", "starts with c more rows"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lesson", "right", "slip", "words"), SLIPS)
+def test_a_slip_in_an_answer_is_named(lesson, right, slip, words):
+    """The answers' own code with one thing wrong; everything before it is right."""
+    (path,) = FOLDER.glob(f"{lesson}_*.ipynb")
+    notebook = nbformat.read(path, as_version=4)
+    names, done = {"__name__": "__main__"}, {e.id: (c, code) for e, c, code in exercises(notebook)}
+    for cell in notebook.cells:
+        if cell.id not in done:
+            if kind(cell) == "code" and "check" in cell.source and "import" in cell.source:
+                exec(cell.source, names)
+            continue
+        check, code = done[cell.id]
+        if right in code:
+            exec(code.replace(right, slip), names)
+            with pytest.raises(NotYet, match=words):
+                exec(check.source, names)
+            return
+        exec(code, names)
+    pytest.fail(f"no answer of lesson {lesson} says {right!r}")
+
+
 def test_the_index_lists_every_lesson():
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     linked = re.findall(r"\[([^]]+)\]\((\w+)\.ipynb\)", text)
