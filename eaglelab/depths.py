@@ -195,8 +195,9 @@ def name_capture(
 
 
 def summed_ranks(capture: Capture, names: DepthNames, layers: int | None) -> DepthNames:
-    """Partial sums: chunks that are no stream, while the sum over the recorded ranks of the group is one."""
-    if all(c.match != "none" for c in names.chunks):
+    """Partial sums, where every rank of a group was recorded: no rank holds the whole stream, each holds
+    other rows, and in the plainest case the ranks' rows add up to it."""
+    if all(c.match == "exact" for c in names.chunks):
         return names
     group = capture.primary_ranks[0].partition(".")[0]
     ranks = [rank for rank in capture.ranks if rank.partition(".")[0] == group]
@@ -205,17 +206,30 @@ def summed_ranks(capture: Capture, names: DepthNames, layers: int | None) -> Dep
     parts = [captured_rows(capture, whole=True, rank=rank) for rank in ranks]
     if len({len(p.features) for p in parts}) > 1:
         return names
-    total = np.sum([to_float32(*as_array(p.features)) for p in parts], axis=0, dtype=np.float32)
-    summed = name_depths(total, parts[0].streams, parts[0].final, layers=layers)
-    chunks = []
-    for mine, all_ in zip(names.chunks, summed.chunks, strict=True):
-        if mine.match == "none" and all_.match != "none":
+    rows = [to_float32(*as_array(p.features)) for p in parts]
+    streams, final = parts[0].streams, parts[0].final
+    summed = name_depths(np.sum(rows, axis=0, dtype=np.float32), streams, final, layers=layers)
+    alone = [name_depths(other, streams, final, layers=layers).chunks for other in rows[1:]]
+    chunks = list(names.chunks)
+    for i, mine in enumerate(chunks):
+        total, width = summed.chunks[i], rows[0].shape[1] // len(chunks)
+        part = slice(i * width, (i + 1) * width)
+        apart = max(float(np.median(_measure(o[:, part], rows[0][:, part])[0])) for o in rows[1:])
+        if any(name.match == "exact" for name in (mine, *(found[i] for found in alone))) or apart < LEFT:
+            continue
+        if total.match != "none" and mine.match == "none":
+            place, left = total.place, total.error
+            words = f"a partial sum: the {len(ranks)} ranks' rows add up to {place} (error {left:.2g})"
+        else:
+            place, left = mine.place, mine.error
             words = (
-                f"a partial sum: the {len(ranks)} ranks' rows add up to {all_.place} (error {all_.error:.2g})"
+                f"a partial sum: none of the {len(ranks)} ranks holds {place} (error {left:.2g} here), and "
+                f"each holds other rows ({apart:.0%} apart)"
             )
-            mine = replace(mine, related=Related("partial sums", all_.place, all_.error, words))
-        chunks.append(mine)
-    return replace(names, chunks=tuple(chunks))
+        chunks[i] = replace(mine, related=Related("partial sums", place, left, words))
+    altered = any(c.related for c in chunks) and names.expected is not None
+    relation: Relation | None = "altered" if altered else names.relation
+    return replace(names, chunks=tuple(chunks), relation=relation, shift=None if altered else names.shift)
 
 
 def _unexplained(name: ChunkName) -> bool:

@@ -127,6 +127,7 @@ def _moved(x: Array, s: Array, texts: Array, place: Place) -> Related | None:
     return best
 
 
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def _scaled(x: Array, s: Array, place: Place) -> Related | None:
     along, length = np.einsum("ij,ij->i", x, s), np.einsum("ij,ij->i", s, s)
     factors = along[length > 0] / length[length > 0]
@@ -159,6 +160,7 @@ def _weighted(x: Array, s: Array, place: Place) -> list[Related]:
     return out
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def _gram(x: Array) -> Array:
     """Cosines between rows, off the diagonal [m, m]."""
     rows = x[:GRAM_ROWS].astype(np.float64)
@@ -210,7 +212,6 @@ def _rotated(grams: list[tuple[float, float, float, Place]], rows: int) -> Relat
     return Related("rotated", place, angles, words)
 
 
-@np.errstate(invalid="ignore", divide="ignore")
 def odd_rows(
     x: Array,
     place: Place,
@@ -284,5 +285,6 @@ def _usual(back: Array) -> str:
     return f"mostly {int(values[counts.argmax()])} back"
 
 
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def _error(x: Array, s: Array) -> Array:
     return np.linalg.norm(x - s, axis=1) / np.linalg.norm(s, axis=1)
