@@ -21,6 +21,8 @@ from eaglelab.releases import NEWEST, does
 from eaglelab.wiring import Feed, Rope, Wiring, feature_norm
 from eaglelab.yarn import as_sglang
 
+ROPES = ("default", "linear", "llama3", "yarn", "deepseek_yarn", "dynamic", "longrope", "proportional")
+
 __all__ = ["Loading", "captured", "cast", "loading", "refusals", "served"]
 
 
@@ -182,6 +184,9 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[Refusal]:
         )
     if not s.latent and "target_hidden_size" in config and config["target_hidden_size"] is None:
         refuse(f"{where}: field 'target_hidden_size' is null: SGLang stops; remove it")
+    kind = dict(s.rope.scaling).get("rope_type", "default")
+    if not s.latent and kind not in ROPES:
+        refuse(f"{where}: rope type {kind!r} is not one of SGLang's ({', '.join(ROPES)}): it stops")
     if s.tied and launch.algorithm == "EAGLE":
         refuse(
             f"{where}: 'tie_word_embeddings' under EAGLE: SGLang stops when it replaces the shared tensor "
