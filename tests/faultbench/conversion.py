@@ -77,7 +77,6 @@ def fault(
     original: Make = shipped,
     flags: str = CHAIN,
     right: Make | None = None,
-    fast: bool = False,
     sweep: str = "",
     note: str = "",
     priced: bool = True,
@@ -95,7 +94,6 @@ def fault(
         inject,
         (slug or name,),
         rung,
-        fast=fast,
         sweep=sweep,
         note=note,
     )
@@ -132,8 +130,8 @@ def residual_normed(bench: Bench) -> Path:
 CONFIG_ONLY = "only the trainer's config says so: this drafter was trained otherwise, and is better as served"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 WEIGHTS = (
-    fault("lm-head-missing", fast=True, tensors=without("lm_head")),
-    fault("tied-head-reduced-vocab", config={"tie_word_embeddings": True}, fast=True),
+    fault("lm-head-missing", tensors=without("lm_head")),
+    fault("tied-head-reduced-vocab", config={"tie_word_embeddings": True}),
     fault(
         "served-map-missing",
         "d2t-not-exported|d2t-dropped",
@@ -141,13 +139,13 @@ WEIGHTS = (
         note="the conversion lost the map: the served file has none, and the engine applies none",
     ),
     fault("d2t-absolute", tensors=changed(d2t=lambda t: t + torch.arange(len(t)))),
-    fault("midlayer-name", fast=True, tensors=renamed("midlayer.", "decoder_layer.")),
+    fault("midlayer-name", tensors=renamed("midlayer.", "decoder_layer.")),
     fault("qk-norm-or-bias-dropped", original=bias_of_values),
     fault("trained-head-replaced", original=own_head, config={"draft_vocab_size": None}),
-    fault("trained-embedding-replaced", original=frozen_signs, fast=True),
+    fault("trained-embedding-replaced", original=frozen_signs),
     fault("head-dim-wrong", config={"head_dim": 32}),
     fault("drafter-width-differs", original=narrow, right=lambda bench: narrow(bench, "sglang")),
-    fault("fc-width-differs", config=nested(**{IDS: [1, 3, 4, 6]}), fast=True),
+    fault("fc-width-differs", config=nested(**{IDS: [1, 3, 4, 6]})),
     fault(
         "checkpoint-dtype",
         original=small_head,
@@ -182,7 +180,6 @@ LAYERS = (
         "ids-copied-in-conversion|ids-plus-one",
         3,
         config=nested(**{IDS: [2, 4, 5]}),
-        fast=True,
         note="the trainer's ids copied as they are, to which the engine adds one: both names say so",
     ),
     fault(
@@ -192,7 +189,7 @@ LAYERS = (
         config=nested(**{IDS: [0, 2, 3]}),
         note="one layer early: an embedding counted on one side does just that",
     ),
-    fault("ids-missing", rung=3, original=depths(2, 4, 6), config=nested(**{IDS: None}), fast=True),
+    fault("ids-missing", rung=3, original=depths(2, 4, 6), config=nested(**{IDS: None})),
     fault("id-past-the-last-layer", rung=3, original=depths(2, 4, 8), right=past_the_end),
     fault(
         "chunks-in-another-order",
@@ -205,9 +202,9 @@ LAYERS = (
 )
 WIRING = (
     fault("norm-before-residual", original=residual_normed, note=CONFIG_ONLY),
-    fault("norm-before-fc-not-applied", config=nested(norm_before_fc=False), fast=True),
-    fault("norm-output", config={"norm_output": False}, fast=True),
-    fault("rope-theta", config={"rope_theta": 1e6}, fast=True),
+    fault("norm-before-fc-not-applied", config=nested(norm_before_fc=False)),
+    fault("norm-output", config={"norm_output": False}),
+    fault("rope-theta", config={"rope_theta": 1e6}),
     fault("rope-theta-small", "rope-theta", config={"rope_theta": 100.0}, sweep="rope-theta"),
     fault("rope-scaling", config={"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     fault("rope-scaling-yarn", "rope-scaling", config={"rope_scaling": YARN}, sweep="rope-scaling"),
@@ -227,17 +224,17 @@ WIRING = (
         config={"rms_norm_eps": 0.3},
         note="no slug of its own: a field of the wiring that no known cause explains",
     ),
-    fault("aux-hidden-state-off", config=nested(use_aux_hidden_state=False), fast=True),
+    fault("aux-hidden-state-off", config=nested(use_aux_hidden_state=False)),
 )
 
 
-def launched(name: str, flags: str, rung: int = 4, fast: bool = False) -> Case:
+def launched(name: str, flags: str, rung: int = 4) -> Case:
     """A fault of the launch: the served copy is right. On rung 5 only a server has a price for it."""
-    return fault(name, rung=rung, flags=flags, fast=fast, priced=rung < 5)
+    return fault(name, rung=rung, flags=flags, priced=rung < 5)
 
 
 LAUNCH = (
-    launched("eagle-flag-on-eagle3-drafter", CHAIN.replace("EAGLE3", "EAGLE"), fast=True),
+    launched("eagle-flag-on-eagle3-drafter", CHAIN.replace("EAGLE3", "EAGLE")),
     Case("draft-path-omitted", "fault", lambda bench: omitted(bench), ("draft-path-omitted",), 4),
     launched("draft-attention-backend-inherited", CHAIN + " --attention-backend trtllm_mla", 5),
     launched("draft-quantization-inherited", CHAIN + " --quantization modelopt_fp4", 5),

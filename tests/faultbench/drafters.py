@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from .cases import SGLANG, SPECULATORS, TARGET, Bench
-from .made import EPS, Tensors, copied
+from .made import DEPTHS, EPS, Tensors, copied, refit
 
 Edit = Callable[[Tensors], Tensors]
 ATTENTION = "layers.0.self_attn."
@@ -84,6 +84,88 @@ def own_head(bench: Bench) -> Path:
     return variant(bench, "own head", {"draft_vocab_size": 1024}, whole_head)
 
 
+def identity(bench: Bench) -> Path:
+    """The whole vocabulary, and no map in the file."""
+
+    def unmapped(held: Tensors) -> Tensors:
+        return {n: t for n, t in whole_head(held).items() if n not in ("d2t", "t2d")}
+
+    return variant(bench, "identity", {"draft_vocab_size": 1024}, unmapped)
+
+
+def targets_head(bench: Bench) -> Path:
+    """The whole vocabulary with the target's own head, as trainers start from: weak here, but no fault."""
+
+    def share(held: Tensors) -> Tensors:
+        from safetensors.torch import load_file
+
+        return whole_head(held) | {
+            "lm_head.weight": load_file(TARGET / "model.safetensors")["lm_head.weight"]
+        }
+
+    return variant(bench, "target's head", {"draft_vocab_size": 1024}, share)
+
+
+def in_float32(bench: Bench) -> Path:
+    """The same numbers, saved as float32."""
+    return variant(
+        bench,
+        "float32",
+        {"dtype": "float32"},
+        lambda held: {n: t.float() if t.dtype == torch.bfloat16 else t for n, t in held.items()},
+    )
+
+
+def untrained(bench: Bench) -> Path:
+    """Noise in place of fc: as weak as a drafter can be."""
+
+    def noise(held: Tensors) -> Tensors:
+        draw = torch.Generator().manual_seed(6)
+        return held | {"fc.weight": (torch.randn(held["fc.weight"].shape, generator=draw) * 0.05).bfloat16()}
+
+    return variant(bench, "untrained", None, noise)
+
+
+def wide_window(bench: Bench) -> Path:
+    """A sliding window longer than any text it may see."""
+    config = inner(layer_types=["sliding_attention"], sliding_window=2048, use_sliding_window=True)
+    return variant(bench, "wide window", config)
+
+
+def zero_biases(bench: Bench) -> Path:
+    """Biases of queries, keys and values that are all zeros."""
+
+    def add(held: Tensors) -> Tensors:
+        return held | {f"{ATTENTION}{p}_proj.bias": torch.zeros(n).bfloat16() for p, n in SIZES}
+
+    return variant(bench, "zero biases", inner(attention_bias=True), add)
+
+
+def respelled(bench: Bench, dialect: str) -> Path:
+    """The drafter without a norm before fc, in the names and config of one dialect."""
+    from spellings import SPELLINGS
+
+    def make() -> Path:
+        from safetensors.torch import load_file, save_file
+
+        config, layer, rest, kept = SPELLINGS[dialect]
+        source = load_file(refit(bench, DEPTHS, "none") / "model.safetensors")
+        named: Tensors = {}
+        for name, tensor in source.items():
+            if name.startswith("layers.0."):
+                named[layer + name.removeprefix("layers.0.")] = tensor
+            elif name.split(".")[0] in kept:
+                named[name if name in ("lm_head.weight", "d2t", "t2d") else rest + name] = tensor
+        path = bench.path()
+        path.mkdir()
+        values = {**config, "norm_output": True, "norm_before_residual": False}
+        (path / "config.json").write_text(json.dumps(values))
+        save_file(named, path / "model.safetensors", metadata={"format": "pt"})
+        return path
+
+    return bench.once(f"respelled {dialect}", make)
+
+
 def small_head(bench: Bench) -> Path:
     """The same choices from a head whose numbers float16 cannot hold."""
     return variant(
@@ -101,7 +183,7 @@ def windowed(bench: Bench) -> Path:
 
 
 def second_layer(strength: float) -> Edit:
-    """Add a layer whose attention adds little; its norm's weight matters (`strength` 0: it adds nothing)."""
+    """Add a layer whose attention adds little; its norm's weight matters. `strength` 1e-6: none."""
 
     def add(held: Tensors) -> Tensors:
         draw = torch.Generator().manual_seed(1)
@@ -116,7 +198,7 @@ def second_layer(strength: float) -> Edit:
             "self_attn.o_proj.weight": noise(128, 128) * strength,
             "mlp.gate_proj.weight": noise(384, 128),
             "mlp.up_proj.weight": noise(384, 128),
-            "mlp.down_proj.weight": noise(128, 384) * 0,
+            "mlp.down_proj.weight": noise(128, 384) * 1e-6,
             "input_layernorm.weight": torch.full((128,), 0.02).bfloat16(),
             "post_attention_layernorm.weight": torch.ones(128).bfloat16(),
         }
@@ -132,9 +214,9 @@ def two_layers(bench: Bench) -> Path:
 
 
 def silent_layer(bench: Bench) -> Path:
-    """The same function: a second layer that adds nothing."""
+    """The same function: a second layer that adds next to nothing."""
     config = inner(num_hidden_layers=2, layer_types=["full_attention"] * 2)
-    return variant(bench, "silent", config, second_layer(0.0))
+    return variant(bench, "silent", config, second_layer(1e-6))
 
 
 def narrow(bench: Bench, form: str = "trainer") -> Path:

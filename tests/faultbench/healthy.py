@@ -1,3 +1,184 @@
-"""Cases of the fault bench."""
+"""Healthy variants, some of them odd: nothing here may raise an alarm.
 
-CASES = ()
+Without a capture the verdict is "inconclusive" at best, and nothing may fail; with one it must be "healthy".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cases import FEATURES, GOLDEN, SGLANG, SPECULATORS, TARGET, Bench, Case, Injected
+from .conversion import IDS, Make, depths, nested, renamed
+from .drafters import (
+    identity,
+    in_float32,
+    own_head,
+    respelled,
+    shipped,
+    silent_layer,
+    targets_head,
+    untrained,
+    wide_window,
+    zero_biases,
+)
+from .made import (
+    CHAIN,
+    Streams,
+    Tensors,
+    as_served,
+    as_trained,
+    converted,
+    copied,
+    edit_masks,
+    edit_stored,
+    prompts,
+    refit,
+    store,
+    streams_of,
+    target_model,
+)
+
+TREE = CHAIN.replace("topk 1", "topk 4").replace("draft-tokens 6", "draft-tokens 16")
+
+
+def odd(
+    name: str,
+    original: Make = shipped,
+    flags: str = CHAIN,
+    features: Callable[[Bench], Path] | None = None,
+    capture: bool = False,
+    copy: bool = True,
+    note: str = "",
+    **edits: Any,
+) -> Case:
+    """A variant: the trainer's folder, its conversion (with edits that change nothing), stored features.
+
+    copy: the conversion is given too; else diagnose converts, or takes the folder as it is. capture: the one
+    of data/, which another spelling of the same tensors must agree with.
+    """
+
+    def inject(bench: Bench) -> Injected:
+        trainers = original(bench)
+        inputs: dict[str, Any] = {"drafter": trainers, "target": TARGET}
+        if copy:
+            inputs["served_drafter"] = copied(bench, converted(bench, trainers), **edits)
+        if capture:
+            inputs["capture"] = GOLDEN
+        else:
+            inputs["launch"] = flags
+        stored = features(bench) if features else fitting(bench, trainers)
+        if stored:
+            inputs["features"] = stored
+        served = inputs.get("served_drafter", trainers)
+        return Injected(inputs, as_trained(bench, trainers), as_served(bench, served, flags))
+
+    return Case(name, "healthy", inject, note=note)
+
+
+def fitting(bench: Bench, trainers: Path) -> Path | None:
+    """Stored features at the depths of a drafter."""
+    from eaglelab.checkpoint import open_checkpoint, open_target
+
+    wanted = open_checkpoint(trainers).depths_in(open_target(TARGET).facts)
+    return FEATURES if wanted == (2, 4, 5) else bench.once(f"stored {wanted}", lambda: store(bench, wanted))
+
+
+def sampled(bench: Bench) -> Path:
+    """Features of texts that the target drew at temperature 1: its argmax is often another token."""
+
+    def make() -> list[Streams]:
+        torch.manual_seed(0)
+        found = []
+        for ids in prompts(bench)[:4]:
+            one = torch.tensor([ids])
+            with torch.no_grad():
+                out = target_model(bench).generate(
+                    one, attention_mask=torch.ones_like(one), max_new_tokens=128, do_sample=True, top_k=0
+                )
+            found.append(streams_of(bench, out[0].tolist(), len(ids)))
+        return found
+
+    return store(bench, texts=bench.once("sampled", make), dataset=False)
+
+
+def as_float32(held: Tensors) -> Tensors:
+    return held | {"hidden_states": held["hidden_states"].float()}
+
+
+def with_buffers(held: Tensors) -> Tensors:
+    """A file that holds the rope's buffers too, as older transformers saved them."""
+    buffer = 1 / 10000 ** (torch.arange(0, 16, 2) / 16)
+    return held | {"midlayer.self_attn.rotary_emb.inv_freq": buffer}
+
+
+def with_embedding(held: Tensors) -> Tensors:
+    """The served copy brings the target's embedding along, which the engine shares anyway."""
+    from safetensors.torch import load_file
+
+    return held | {
+        "embed_tokens.weight": load_file(TARGET / "model.safetensors")["model.embed_tokens.weight"]
+    }
+
+
+def named_by(dialect: str) -> Case:
+    return odd(f"spelled-{dialect}", lambda bench: respelled(bench, dialect), copy=False)
+
+
+BACKENDS = " --attention-backend trtllm_mla --speculative-draft-attention-backend fa3"
+UNQUANTISED = " --quantization fp8 --speculative-draft-model-quantization unquant"
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_scaling": None}
+WIRINGS = (
+    odd("as-shipped"),
+    odd("full-vocabulary-zero-offsets", own_head),
+    odd("identity-map", identity),
+    odd("head-of-the-target", targets_head, config={"draft_vocab_size": None}),
+    odd("two-depths", depths(3, 5)),
+    odd("five-depths", depths(1, 2, 4, 5, 7)),
+    odd("depth-zero", depths(0, 3, 5)),
+    odd("chunks-reordered-by-conversion", depths(5, 2, 4)),
+    odd("norm-per-chunk", lambda bench: refit(bench, (2, 4, 5), "per-chunk")),
+    odd("no-norm-before-fc", lambda bench: refit(bench, (2, 4, 5), "none")),
+    odd("second-layer-silent", silent_layer),
+    odd("weak-drafter", lambda bench: refit(bench, (2, 4, 5), noise=1.5)),
+    odd("untrained-drafter", untrained),
+    odd("window-wider-than-any-text", wide_window),
+    odd("biases-of-zeros", zero_biases),
+    odd("saved-as-float32", in_float32, tensors=lambda held: {n: halved(t) for n, t in held.items()}),
+)
+
+
+def halved(tensor: torch.Tensor) -> torch.Tensor:
+    """Served in bfloat16, which holds every one of these numbers."""
+    return tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
+
+
+FILES = (
+    odd("ids-defaulted", config=nested(**{IDS: None})),
+    odd("ids-in-both-places", config={IDS: [1, 3, 4]}),
+    odd("rope-in-the-new-form", config=ROPE, remove=["rope_theta"]),
+    odd("named-layers-0", tensors=renamed("midlayer.", "model.layers.0.")),
+    odd("rope-buffers-in-the-file", tensors=with_buffers),
+    odd("embedding-brought-along", tensors=with_embedding),
+    odd("tree", flags=TREE),
+    odd("two-ranks", flags=CHAIN + " --tp-size 2"),
+    odd("own-attention-backend", flags=CHAIN + BACKENDS),
+    odd("target-alone-quantised", flags=CHAIN + UNQUANTISED),
+    *(named_by(name) for name in ("safeailab", "specforge", "torchspec", "vllm", "angelslim", "automodel")),
+    *(named_by(name) for name in ("model-optimizer", "speculators-0.1")),
+)
+DUMPS = (
+    odd("stored-in-float32", features=lambda bench: edit_stored(bench, as_float32)),
+    odd("mask-of-everything", features=lambda bench: edit_masks(bench, lambda m: [0] + [1] * (len(m) - 1))),
+    odd("sampled-texts", features=sampled),
+)
+CAPTURED = (
+    odd("golden-capture", capture=True),
+    odd("golden-capture-other-names", capture=True, tensors=renamed("midlayer.", "model.layers.0.")),
+    odd("golden-capture-served-folder-alone", lambda bench: SGLANG, capture=True, copy=False),
+    odd("golden-capture-trainers-folder-alone", lambda bench: SPECULATORS, capture=True, copy=False),
+)
+CASES = (*WIRINGS, *FILES, *DUMPS, *CAPTURED)

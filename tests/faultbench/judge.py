@@ -18,8 +18,8 @@ class Outcome(BaseModel):
     """One case, run: a line of the bench's records.
 
     named: the slugs of failed findings, first first, each once. ranks: of each true cause among them (from
-    1), None where it is not. placed: rung of the first failed finding. before, after, predicted: accept lengths
-    (tokens per verify), with `source`, what gave the first two. passed: as the kind of case asks.
+    1), None where it is not. placed: rung of the first failed finding. before, after, predicted: accept
+    lengths (tokens per verify), with `source`, what gave the first two. passed: as the kind of case asks.
     """
 
     type: Literal["case"] = "case"

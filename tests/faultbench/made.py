@@ -179,16 +179,21 @@ def store(
     last: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     edit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     texts: Sequence[Streams] | None = None,
+    dataset: bool = True,
 ) -> Path:
     """A folder of stored features in the trainer's format, at these depths, of the texts of data/features.
 
-    last: changes the teacher's state [T, H]; edit: the whole [T, k + 1, H].
+    last: changes the teacher's state [T, H]; edit: the whole [T, k + 1, H]; dataset: with the arrow files
+    (texts, loss mask), which hold for the texts of data/features only.
     """
     from safetensors.torch import save_file
 
     folder = bench.folder() / "data"
     shutil.copytree(FEATURES, folder)
     (folder / "meta.json").unlink()
+    if not dataset:
+        for path in [*folder.glob("*.arrow"), *folder.glob("*.json")]:
+            path.unlink()
     for i, text in enumerate(texts or stored_streams(bench)):
         states = torch.stack([*(text.depths[d] for d in depths), last(text.depths[-1])], dim=1)
         tensors = {"token_ids": torch.tensor(text.tokens), "hidden_states": edit(states).bfloat16()}

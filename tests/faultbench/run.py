@@ -74,7 +74,7 @@ def write(folder: Path, outcomes: list[Outcome], rates: list[Required], facts: d
 
 def chosen(given: argparse.Namespace) -> list[Case]:
     """The cases that the options ask for. BadInput if there is none."""
-    found = [case for case in all_cases() if not given.fast or case.fast]
+    found = [case for case in all_cases() if not given.fast or case.fast or not case.server]
     if given.only:
         found = [c for c in found if any(word in (c.name, c.kind) or word in c.slugs for word in given.only)]
     if given.no_server:
@@ -115,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         outcomes = run(cases, Bench(Path(folder), python), lambda line: print(line, flush=True))
-    rates = required(outcomes, whole=not (given.fast or given.only or given.no_server))
+    part = "only" if given.only else "fast" if given.fast else "no-server" if given.no_server else ""
+    out = given.out or ROOT / "runs" / "-".join(filter(None, ("faultbench", part)))
+    rates = required(outcomes, whole=not part)
     facts = {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cases": len(cases),
@@ -125,9 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seconds": round(time.perf_counter() - start, 1),
         "slowest_diagnosis_seconds": max(one.seconds for one in outcomes),
     }
-    write(given.out, outcomes, rates, facts)
+    write(out, outcomes, rates, facts)
     print(table.console(rates, outcomes))
-    print(f"{len(cases)} cases in {facts['seconds']:.0f} s; {given.out / 'table.md'}")
+    print(f"{len(cases)} cases in {facts['seconds']:.0f} s; {out / 'table.md'}")
     return 0 if all(rate.met for rate in rates) else 1
 
 

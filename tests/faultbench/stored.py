@@ -41,9 +41,7 @@ def on_dump(folder: Path) -> Length | None:
     return Length(found.accept_length, "simulated") if len(found.lengths) else None
 
 
-def dump(
-    name: str, make: Make, slug: str = "", rung: int = 3, fast: bool = False, note: str = "", sweep: str = ""
-) -> Case:
+def dump(name: str, make: Make, slug: str = "", rung: int = 3, note: str = "", sweep: str = "") -> Case:
     """A damaged dump. On rung 1 it spoils training only: what a server accepts is not simulated."""
 
     def inject(bench: Bench) -> Injected:
@@ -51,9 +49,7 @@ def dump(
         inputs = {"drafter": SPECULATORS, "target": TARGET, "features": folder, "launch": CHAIN}
         return Injected(inputs, on_dump(FEATURES), on_dump(folder) if rung > 1 else None)
 
-    return Case(
-        name, "fault", inject, (slug or name,), rung, untouched=True, fast=fast, note=note, sweep=sweep
-    )
+    return Case(name, "fault", inject, (slug or name,), rung, untouched=True, note=note, sweep=sweep)
 
 
 def short(held: Tensors) -> Tensors:
@@ -91,10 +87,10 @@ def mask_on_prompt(mask: list[int]) -> list[int]:
 
 
 CASES = (
-    dump("stored-features-shifted", lambda bench: store(bench, (3, 5, 6)), fast=True),
-    dump("teacher-norm", lambda bench: store(bench, last=normed), rung=1, fast=True),
-    dump("features-overflow", lambda bench: edit_stored(bench, overflown), fast=True),
-    dump("dump-truncated", lambda bench: edit_stored(bench, short), rung=1, fast=True),
+    dump("stored-features-shifted", lambda bench: store(bench, (3, 5, 6))),
+    dump("teacher-norm", lambda bench: store(bench, last=normed), rung=1),
+    dump("features-overflow", lambda bench: edit_stored(bench, overflown)),
+    dump("dump-truncated", lambda bench: edit_stored(bench, short), rung=1),
     dump(
         "dump-and-ids-truncated",
         lambda bench: edit_stored(bench, short_on_both),
@@ -108,7 +104,7 @@ CASES = (
         note="the dump comes from a rotated model, and so does its teacher's state",
     ),
     dump("token-shift", lambda bench: store(bench, edit=later)),
-    dump("loss-mask", lambda bench: edit_masks(bench, mask_on_prompt), rung=1, fast=True),
+    dump("loss-mask", lambda bench: edit_masks(bench, mask_on_prompt), rung=1),
     dump(
         "loss-mask-empty",
         lambda bench: edit_masks(bench, lambda mask: [0] * len(mask)),

@@ -16,9 +16,7 @@ from .drafters import inner, target_copy
 from .made import CHAIN, Tensors, as_served, as_trained, copied
 
 
-def damaged(
-    name: str, slug: str = "", rung: int = 2, fast: bool = False, sweep: str = "", **edits: Any
-) -> Case:
+def damaged(name: str, slug: str = "", rung: int = 2, sweep: str = "", **edits: Any) -> Case:
     """The shipped drafter with the edits of `made.copied`, and the features it was really trained on."""
 
     def inject(bench: Bench) -> Injected:
@@ -26,7 +24,7 @@ def damaged(
         inputs = {"drafter": path, "target": TARGET, "features": FEATURES, "launch": CHAIN}
         return Injected(inputs, as_trained(bench, SPECULATORS), as_served(bench, path))
 
-    return Case(name, "fault", inject, (slug or name,), rung, fast=fast, sweep=sweep)
+    return Case(name, "fault", inject, (slug or name,), rung, sweep=sweep)
 
 
 def starting(start: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], Tensors]:
@@ -75,7 +73,7 @@ def without_layer(name: str) -> Callable[[Tensors], Tensors]:
 
 
 CASES = (
-    damaged("config-norm-output", "norm-output", config={"norm_output": False}, fast=True),
+    damaged("config-norm-output", "norm-output", config={"norm_output": False}),
     damaged(
         "config-rope-theta",
         "rope-theta",
@@ -89,11 +87,11 @@ CASES = (
         sweep="rope-theta",
     ),
     damaged("config-norm-before-residual", "norm-before-residual", config={"norm_before_residual": True}),
-    damaged("d2t-not-exported", tensors=unmapped, fast=True),
-    damaged("draft-vocab-coverage", tensors=rare_words, fast=True),
+    damaged("d2t-not-exported", tensors=unmapped),
+    damaged("draft-vocab-coverage", tensors=rare_words),
     damaged("random-embedding-exported", tensors=noise_for("embed_tokens.weight")),
     damaged("exposure-bias", tensors=louder_feedback),
-    damaged("weights-not-sane", tensors=starting("layers.0.mlp.up_proj", torch.zeros_like), fast=True),
+    damaged("weights-not-sane", tensors=starting("layers.0.mlp.up_proj", torch.zeros_like)),
     damaged(
         "weights-not-finite",
         "weights-not-sane|features-overflow",
