@@ -4,7 +4,7 @@ SHELL = /bin/sh
 BIN = .venv/bin
 export PYTHON
 
-.PHONY: help setup report test test-unit lint data bench clean lab-environment test-environment server-environment
+.PHONY: help setup report test test-unit lint data docs bench clean lab-environment test-environment server-environment
 
 help: ## (default) this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ lint: test-environment ## ruff and mypy
 data: ## rebuild data/ from public-domain text: train target and drafter (20-30 minutes)
 	@$(MAKE) --no-print-directory -j 2 test-environment server-environment
 	$(BIN)/python data/recipe/make.py
+
+docs: test-environment ## write docs/reference.md from the commands' own help
+	$(BIN)/python -m typer eaglelab.cli utils docs --name eaglelab --output docs/reference.md
 
 bench: test-environment ## the long measurements (tests/bench)
 	@for bench in tests/bench/*.py; do echo "== $$bench"; $(BIN)/python "$$bench" || exit 1; done

@@ -15,7 +15,7 @@ import typer
 
 from eaglelab import __version__
 from eaglelab import options as o
-from eaglelab.console import Result, app, bar, command, key, say
+from eaglelab.console import Result, app, bar, command, complain, key, say
 from eaglelab.errors import HEALTHY, NOT_HEALTHY, AttachError, BadInput
 from eaglelab.flags import SECRET
 
@@ -341,7 +341,7 @@ def _report(
     params = from_options({k: v for k, v in options.items() if v not in ("", 0)}, assign)
     outcome = module.run(params, timeout=timeout, wait=wait, api_key=secret, progress=bar())
     if not outcome.complete:
-        say(f"eaglelab: {outcome.message}\nwhat there is lies in {outcome.folder}")
+        complain(f"{outcome.message}\nwhat there is lies in {outcome.folder}", outcome.exit_code)
     return Result(*text.outcome(outcome), outcome.exit_code)
 
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import typer
 
-from eaglelab.errors import HEALTHY, BadInput, EaglelabError
+from eaglelab.errors import HEALTHY, INTERRUPTED, BadInput, EaglelabError, page
 from eaglelab.progress import Progress
 
-INTERRUPTED = 130
 app = typer.Typer(
     name="eaglelab",
     help="Find out where between the trainer and the server an EAGLE-3 drafter lost its acceptance.",
@@ -73,8 +72,13 @@ def failure(error: BaseException) -> Result:
     stopped = isinstance(error, KeyboardInterrupt)
     code = INTERRUPTED if stopped else getattr(error, "exit_code", BadInput.exit_code)
     message = str(error) or "interrupted"
-    say(f"eaglelab: {message}")
+    complain(message, code)
     return Result({"error": message, "exit_code": code}, "", code)
+
+
+def complain(message: str, code: int) -> None:
+    """An error on stderr, and the page that explains its kind."""
+    say(f"eaglelab: {message}" + (f"\nsee {page(code)}" if page(code) else ""))
 
 
 def key(file: Path | None) -> str | None:

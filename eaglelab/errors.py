@@ -7,6 +7,19 @@ notebook's kernel died; 5 timed out; 6 finished without a summary record.
 from __future__ import annotations
 
 HEALTHY, NOT_HEALTHY, USAGE, UNREACHABLE, KERNEL_DIED, TIMED_OUT, NO_SUMMARY = range(7)
+INTERRUPTED = 130
+_SECTIONS = {  # of docs/errors.md
+    USAGE: "2-usage-or-bad-input",
+    UNREACHABLE: "3-cannot-reach-attach-or-capture",
+    KERNEL_DIED: "4-the-kernel-died",
+    TIMED_OUT: "5-timed-out",
+    NO_SUMMARY: "6-no-summary-record",
+}
+
+
+def page(exit_code: int) -> str:
+    """Where docs/ explains the errors that end with this code; "" where there is nothing to explain."""
+    return f"docs/errors.md#{_SECTIONS[exit_code]}" if exit_code in _SECTIONS else ""
 
 
 class EaglelabError(Exception):
