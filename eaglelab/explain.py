@@ -1,111 +1,36 @@
-"""What a printed accept length or rate says: every definition in use, and the readings that fit.
+"""What a printed accept length or rate says: the readings that fit, of every definition in use.
 
-A server's figures are all functions of one number, the drafts accepted per verify (m), and of the shape of a
-draft: S steps, N draft tokens (the root included), topk. Every definition is (m + bonus) / per. What is
+The definitions are in `definitions`; each is a function of the drafts accepted per verify (m). What is
 printed is rounded, so a figure stands for an interval of m; a *reading* is a choice of one definition per
 figure whose intervals meet between 0 and S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
+from eaglelab.definitions import (
+    COUNTED,
+    DRAFTS,
+    EVERY,
+    KINDS,
+    PER_DRAFT_TOKENS,
+    PER_STEPS,
+    POSITIONS,
+    WITH_BONUS,
+    Definition,
+    Shape,
+)
 from eaglelab.errors import BadInput
 from eaglelab.logline import Figure, Pasted, parse
 
+__all__ = [
+    "DRAFTS", "EVERY", "PER_DRAFT_TOKENS", "PER_STEPS", "WITH_BONUS", "Definition", "Explanation", "Reading",
+    "Shape", "conditional", "explain", "shape_of",
+]  # fmt: skip
+
 EXACT = 1e-9
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A draft: `steps` drafts deep (vLLM: num_speculative_tokens), `draft_tokens` a verify, root included.
-
-    `draft_tokens` None: a tree whose size was not said.
-    """
-
-    steps: int
-    draft_tokens: int | None
-    topk: int = 1
-
-
-@dataclass(frozen=True)
-class Definition:
-    """value = (m + bonus) / per(shape), with m the drafts accepted per verify. `per` None: not known."""
-
-    name: str
-    words: str
-    source: str
-    bonus: int
-    per: Callable[[Shape], int | None] = lambda shape: 1
-
-    def value(self, m: float, shape: Shape) -> float | None:
-        """The figure that a server prints under this definition."""
-        per = self.per(shape)
-        return (m + self.bonus) / per if per else None
-
-    def correct(self, value: float, shape: Shape) -> float | None:
-        """m, from the figure: the inverse of `value`."""
-        per = self.per(shape)
-        return value * per - self.bonus if per else None
-
-
-WITH_BONUS = Definition(
-    "length", "tokens committed per verify, the target's own included: 1.00 means nothing accepted",
-    "sglang 0.5.23 metrics_reporter.py; vLLM V1 (vllm#24127)", 1,
-)  # fmt: skip
-WITHOUT_BONUS = Definition(
-    "length-drafts-only", "accepted drafts per verify, without the target's own token: 0.00 means nothing",
-    "proposed in vllm#11552; found in papers and scripts", 0,
-)  # fmt: skip
-PER_REQUEST = Definition(
-    "length-per-request",
-    "completion tokens / verifies: the prefill's token counts too, so a short answer reads above 1",
-    "sglang 0.5.23 tokenizer_manager.py", 1,
-)  # fmt: skip
-DRAFTS = Definition(
-    "rate", "accepted drafts / proposed drafts, no bonus: (N - 1) drafts a verify, in a tree all its nodes",
-    "sglang 0.5.23 metrics_reporter.py; since sglang#23530 (April 2026)", 0,
-    lambda s: s.draft_tokens - 1 if s.draft_tokens else None,
-)  # fmt: skip
-PER_DRAFT_TOKENS = Definition(
-    "rate-old", "(accepted drafts + bonus) / N draft tokens: nothing accepted reads 1/N",
-    "SGLang from sglang#13212 (November 2025) to sglang#23530", 1, lambda s: s.draft_tokens,
-)  # fmt: skip
-PER_STEPS_PLUS_ONE = Definition(
-    "rate-older", "(accepted drafts + bonus) / (S + 1): in a chain the same as by N draft tokens",
-    "SGLang from sglang#11572 (October 2025) to sglang#13212", 1, lambda s: s.steps + 1,
-)  # fmt: skip
-PER_STEPS = Definition(
-    "rate-oldest", "(accepted drafts + bonus) / S steps: nothing accepted reads 1/S, and 1 can be passed",
-    "SGLang before sglang#11572", 1, lambda s: s.steps,
-)  # fmt: skip
-POOLED = Definition(
-    "rate-pooled", "accepted / drafted tokens, pooled over all positions and requests",
-    "vLLM V1 v1/spec_decode/metrics.py", 0, lambda s: s.steps,
-)  # fmt: skip
-POSITIONS = Definition(
-    "positions", "sum over positions of the share of drafts accepted up to there (not conditional)",
-    "vLLM V1 v1/spec_decode/metrics.py", 0,
-)  # fmt: skip
-EFFICIENCY = Definition(
-    "efficiency", "emitted tokens / most that could be emitted, (k + 1) a verify",
-    "vLLM V0 spec_decode/metrics.py, checked on the figures of vllm#9539", 1, lambda s: s.steps + 1,
-)  # fmt: skip
-COUNTED = Definition("counters", "correct drafts / verifies, from the counters themselves", "counters", 0)
-
-SGLANG: dict[str, tuple[Definition, ...]] = {
-    "length": (WITH_BONUS,),
-    "rate": (DRAFTS, PER_DRAFT_TOKENS, PER_STEPS_PLUS_ONE, PER_STEPS),
-}
-KINDS: dict[str, dict[str, tuple[Definition, ...]]] = {
-    "SGLang's log or metrics": SGLANG,
-    "SGLang's response": {"length": (PER_REQUEST,), "rate": SGLANG["rate"]},
-    "vLLM's log or metrics": {"length": (WITH_BONUS, WITHOUT_BONUS), "rate": (POOLED,)},
-    "vLLM V0's log": {"efficiency": (EFFICIENCY,)},
-}
-EVERY = (WITH_BONUS, WITHOUT_BONUS, DRAFTS, PER_DRAFT_TOKENS, PER_STEPS_PLUS_ONE, PER_STEPS)
 V0_RATE = (
     "vLLM V0's rate also counts drafts after a rejected one, so no length follows from it; the efficiency "
     "tells"

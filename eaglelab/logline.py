@@ -1,9 +1,8 @@
 """Figures of acceptance in pasted text: log lines, metrics and responses of SGLang and vLLM, old and new.
 
 Formats: sglang 0.5.23 managers/scheduler_components/metrics_reporter.py (log), observability/
-metrics_collector.py (Prometheus), managers/tokenizer_manager.py (meta_info; before sglang#23530 its counters
-were called spec_accept_token_num and spec_draft_token_num). vLLM's V1 line as in vllm#24127, its V0 line as
-in vllm#9539.
+metrics_collector.py (Prometheus), managers/tokenizer_manager.py (meta_info; its counters have had several
+names, see `definitions`). vLLM's V1 line as in vllm#24127, its V0 line as in vllm#9539.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from eaglelab.definitions import FIELDS
 from eaglelab.errors import BadInput
 
 Kind = Literal["SGLang's log or metrics", "SGLang's response", "vLLM's log or metrics", "vLLM V0's log"]
@@ -33,24 +33,29 @@ FIGURES = {  # name -> where it stands; the last match of a text counts
     ),
     "efficiency": (rf"System efficiency: {NUMBER}",),
 }
+
+
+def _fields(what: str) -> tuple[str, ...]:
+    """Patterns of a counter of a response, by each name that a release has for it."""
+    return tuple(rf"\b{name}['\"]?\s*[=:]\s*(\d+)" for name in FIELDS[what])
+
+
 COUNTS = {
     "correct": (
-        r"\bspec_num_correct_drafts['\"]?\s*[=:]\s*(\d+)",
-        r"\bspec_accept_token_num['\"]?\s*[=:]\s*(\d+)",
+        *_fields("correct"),
         r"\bAccepted: (\d+) tokens",
         rf"\bvllm:spec_decode_num_accepted_tokens(?:_total)?(?P<labels>{LABELS})\s+{NUMBER}",
     ),
     "proposed": (
-        r"\bspec_num_proposed_drafts['\"]?\s*[=:]\s*(\d+)",
-        r"\bspec_draft_token_num['\"]?\s*[=:]\s*(\d+)",
+        *_fields("proposed"),
         r"\bDrafted: (\d+) tokens",
         rf"\bvllm:spec_decode_num_draft_tokens(?:_total)?(?P<labels>{LABELS})\s+{NUMBER}",
     ),
     "verifies": (
-        r"\bspec_verify_ct['\"]?\s*[=:]\s*(\d+)",
+        *_fields("verifies"),
         rf"\bvllm:spec_decode_num_drafts(?:_total)?(?P<labels>{LABELS})\s+{NUMBER}",
     ),
-    "completion": (r"\bcompletion_tokens['\"]?\s*[=:]\s*(\d+)",),
+    "completion": _fields("completion"),
     "steps": (r"\bNumber of speculative tokens: (\d+)",),
 }
 BY_POSITION = rf"\bvllm:spec_decode_num_accepted_tokens_per_pos(?:_total)?(?P<labels>{LABELS})\s+{NUMBER}"

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from eaglelab.counters import Answer, Counters
+from eaglelab.counters import Answer, Counters, histogram, total
 from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt
 from eaglelab.releases import has_plugins
@@ -176,22 +176,18 @@ class Server:
 
     def counters(self, answers: list[Answer], facts: ServerFacts | None = None) -> Counters:
         """SGLang's counters, summed over `answers`; `measurements` gives them names and definitions."""
-
-        answers = [answer for answer in answers if answer.aborted is None]
-
-        def total(name: str) -> int | None:
-            if answers and not any(name in a.meta_info for a in answers):
-                return None
-            return sum(int(a.meta_info.get(name) or 0) for a in answers)
-
+        told = [answer.meta_info for answer in answers if answer.aborted is None]
         facts = facts or self.facts()
         return Counters(
-            correct=total("spec_num_correct_drafts"),
-            proposed=total("spec_num_proposed_drafts"),
-            verifies=total("spec_verify_ct"),
-            completion_tokens=total("completion_tokens"),
+            correct=total(told, "correct"),
+            proposed=total(told, "proposed"),
+            verifies=total(told, "verifies"),
+            completion_tokens=total(told, "completion"),
             draft_tokens=int(facts.fields.get("speculative_num_draft_tokens") or 0),
             lifetime_accept_length=facts.lifetime_accept_length,
+            steps=int(facts.fields.get("speculative_num_steps") or 0),
+            topk=int(facts.fields.get("speculative_eagle_topk") or 1),
+            histogram=histogram(told),
         )
 
     # -- the probe

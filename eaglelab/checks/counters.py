@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eaglelab.checks import Check
+from eaglelab.definitions import WITH_BONUS, Shape, counted
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
 
@@ -42,8 +43,8 @@ def _of(evidence: Evidence, rids: list[str]) -> float | None:
     """1 + correct drafts / verifies of these requests; None where one of them has no counters."""
     sent = evidence.capture.sent if evidence.capture else {}
     found = [sent.get(rid, {}).get("counters") or {} for rid in rids]
-    names = ("spec_num_correct_drafts", "spec_verify_ct")
-    if not all(name in counters for counters in found for name in names):
+    told = [[counted(counters, what) for counters in found] for what in ("correct", "verifies")]
+    if any(n is None for some in told for n in some):
         return None
-    correct, verifies = (sum(counters[name] for counters in found) for name in names)
-    return 1 + correct / verifies if verifies else None
+    correct, verifies = map(sum, told)
+    return WITH_BONUS.value(correct / verifies, Shape(0, None)) if verifies else None

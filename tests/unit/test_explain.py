@@ -7,9 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from eaglelab import cli, explain
+from eaglelab import cli, definitions, explain
+from eaglelab.definitions import Shape
 from eaglelab.errors import BadInput
-from eaglelab.explain import Shape
 from eaglelab.logline import parse
 
 SGLANG = (
@@ -194,7 +194,7 @@ def test_counters_to_each_definition_and_back(counted, extra):
         assert definition.correct(value, shape) == pytest.approx(m, abs=1e-9)
 
 
-@given(counts, st.sampled_from(explain.SGLANG["rate"]))
+@given(counts, st.sampled_from(definitions.SGLANG["rate"]))
 def test_every_printed_pair_has_the_reading_that_made_it(counted, definition):
     """A length and a rate as SGLang prints them (two decimals) are read back, whatever its version."""
     steps, (verifies, correct) = counted
