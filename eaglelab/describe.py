@@ -15,6 +15,7 @@ from eaglelab.diff import diff
 from eaglelab.errors import BadInput
 from eaglelab.launch import Launch, Target
 from eaglelab.layer_ids import ADD_ONE_IF_FIRST_IS_ONE, ADD_ONE_UNLESS_LAST, default_depths, sglang_ids
+from eaglelab.releases import caveat, differences
 from eaglelab.served import loading, refusals, served
 from eaglelab.tensorfile import statistics as tensor_statistics
 from eaglelab.trained import trained
@@ -56,7 +57,7 @@ def describe(
         "launch": {
             "command": here.command(),
             "engine": f"{here.engine}=={here.version}",
-            "rules": "sglang==0.5.23",
+            "release": {"caveat": caveat(here.version), "differences": differences(here.version)},
             "assumed": launch is None,
         },
     }

@@ -85,6 +85,8 @@ def drafter(path: Path, target: str, launch: str, engine: str, dialect: str, sta
              f" {ids['as_sglang']} for SGLang, {ids['as_speculators']} for speculators and vLLM"),
             ("launch", said["launch"]["command"] + (" (assumed)" if said["launch"]["assumed"] else "")),
             ("engine", said["launch"]["engine"]),
+            *(("", line) for line in [said["launch"]["release"]["caveat"] or ""] if line),
+            *(("", line) for line in said["launch"]["release"]["differences"]),
         ], "")
     ]  # fmt: skip
     if statistics:

@@ -18,7 +18,8 @@ FAULTS = (
         "features (--features) show it then",
         symptom="-0.10 accept length (kimi-k2.5-eagle3-mla)",
         threads="sglang#25454",
-        source="sglang 0.5.23 set_eagle3_layers_to_capture of every target",
+        source="sglang 0.5.23 set_eagle3_layers_to_capture of every target; before 0.5.13 DeepSeek and Kimi add 1 "
+        "to every id (`make compat`)",
         inferred="drafters with ids [2, 30, 58] may now be read one layer early",
     ),
     Fault(

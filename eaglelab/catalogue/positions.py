@@ -76,14 +76,15 @@ FAULTS = (
         "position-offset",
         56,
         "draft steps stand at other positions than in training",
-        "ids of test-time training are off. The same shift of all positions does no harm under rope "
-        "(speculators starts at 1)",
-        ("replay",),
-        "correct the ids in training",
+        "ids of test-time training are off, or the engine is SGLang before 0.5.12, whose draft steps stand "
+        "one position further on. The same shift of all positions does no harm under rope (speculators "
+        "starts at 1)",
+        ("replay", "launch"),
+        "correct the ids in training; SGLang 0.5.12 or newer",
         2,
-        ("check:exposure-bias",),
-        "placed, not named: an offset inside the trainer's code shows in no file",
-        threads="SpecForge#424",
+        ("diff:step_offset", "check:exposure-bias"),
+        "an offset inside the trainer's code is placed, not named: it shows in no file",
+        threads="SpecForge#424 sglang#25015",
         source="SpecForge commit bcb2ec2a",
     ),
 )

@@ -13,6 +13,7 @@ from eaglelab.checks import Check
 from eaglelab.evidence import Evidence
 from eaglelab.launch import EAGLES
 from eaglelab.records import Finding
+from eaglelab.releases import caveat, differences
 
 PATH = Check(
     "draft-path-omitted",
@@ -35,12 +36,15 @@ QUANTIZATION = Check(
     "--speculative-draft-model-quantization unquant",
     rung=5,
 )
+RELEASE = Check(
+    "engine-regression", "what this release of the engine does with a drafter is known", "", rung=4
+)
 LATENT_BACKENDS = ("trtllm_mla", "cutlass_mla", "flashmla", "tokenspeed_mla")
 
 
 def findings(evidence: Evidence) -> list[Finding]:
     """Only what speaks: a launch that says nothing of these is no finding at all."""
-    found = [check(evidence) for check in (_path, _backend, _quantization)]
+    found = [check(evidence) for check in (_path, _backend, _quantization, _release)]
     return [finding for finding in found if finding is not None]
 
 
@@ -84,3 +88,11 @@ def _unless_replayed(check: Check, evidence: Evidence, line: str) -> Finding:
     if replay is not None and replay.exact:
         return check.passed(line, "yet every draft token of the server comes out in replay")
     return check.failed(line)
+
+
+def _release(evidence: Evidence) -> Finding | None:
+    """What this release does otherwise than the newest; skipped where nobody has looked at it."""
+    said, others = caveat(evidence.launch.version), differences(evidence.launch.version)
+    if said:
+        return RELEASE.skipped(said, *others)
+    return RELEASE.passed(f"SGLang {evidence.launch.version}, an older release:", *others) if others else None

@@ -161,6 +161,7 @@ STATIC = {
     "mrope-or-partial-rotary": [{"config": {"partial_rotary_factor": 0.5}}],
     "sliding-window-ignored": [{"config": WINDOW}],
     "multi-layer-drafter": [{"layers": 2}],
+    "position-offset": [{"version": "0.5.11"}],
     "tensors-dropped": [{"rename": {"midlayer": "block"}}],
     "parameters-not-loaded": [{"drop": ["lm_head"]}],
 }
@@ -182,14 +183,14 @@ def absolute_map(size):
     return {"d2t": torch.arange(size) + 10, "t2d": marked, **ones("lm_head.weight", size, 128)}
 
 
-def evidence(folder, launch=EAGLE3, base=SGLANG, layers=1, absolute=0, **changes):
+def evidence(folder, launch=EAGLE3, base=SGLANG, layers=1, absolute=0, version="0.5.23", **changes):
     if absolute:
         changes = {"config": {"draft_vocab_size": absolute}, "add": absolute_map(absolute)}
     if layers == 2:
         changes = {"config": {"num_hidden_layers": 2}, "add": second_layer()}
     target = open_target(TARGET)
     checkpoint = open_checkpoint(edited(folder, base, **changes))
-    return static_evidence(checkpoint, Launch.parse(launch, target=target.facts), target)
+    return static_evidence(checkpoint, Launch.parse(launch, target=target.facts, version=version), target)
 
 
 def said_to_differ(fault):

@@ -34,7 +34,7 @@ def test_the_incident_side_by_side():
     assert report["launch"] == {
         "command": EAGLE.command(),
         "engine": "sglang==0.5.23",
-        "rules": "sglang==0.5.23",
+        "release": {"caveat": None, "differences": []},
         "assumed": False,
     }
     assert report["trained"]["wiring"]["fc"] == "applied" and report["served"]["wiring"]["fc"] == "bypassed"
