@@ -18,8 +18,8 @@ FAULTS = (
         "features (--features) show it then",
         symptom="-0.10 accept length (kimi-k2.5-eagle3-mla)",
         threads="sglang#25454",
-        source="sglang 0.5.23 set_eagle3_layers_to_capture of every target; before 0.5.13 DeepSeek and Kimi add 1 "
-        "to every id (`make compat`)",
+        source="sglang 0.5.23 set_eagle3_layers_to_capture of every target; before 0.5.13 DeepSeek and Kimi "
+        "add 1 to every id (`make compat`)",
         inferred="drafters with ids [2, 30, 58] may now be read one layer early",
     ),
     Fault(
@@ -128,5 +128,17 @@ FAULTS = (
         ("check:features-not-finite", "check:feed-depths"),
         symptom="NaN, or an assertion",
         threads="thoughtworks/Qwen3-Coder-Next-Eagle3 llama.cpp#24541 llama.cpp#25604 vllm#45734",
+    ),
+    Fault(
+        "chunk-order",
+        0,
+        "the chunks of a row come in another order than the columns of fc were trained in",
+        "engines hand over depths ascending, each once; a trainer concatenates in the order of its ids, and a "
+        "conversion that sorts the ids must move the columns of fc alike",
+        ("config", "tensors", "replay"),
+        "convert again: `eaglelab convert` moves the columns",
+        4,
+        ("diff:depths", "replay:chunk-order"),
+        source="sglang 0.5.23 models/llama.py collects states in the order of the layers; run here",
     ),
 )

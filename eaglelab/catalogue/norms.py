@@ -21,8 +21,8 @@ FAULTS = (
         "norm-before-fc-not-applied",
         34,
         "a norm before fc was trained and is not applied, or the other way round",
-        "norm_before_fc or fc_norm is not carried over, or the engine's module came later (SGLang: fc_norm in "
-        "0.5.12, norm_before_fc in 0.5.17)",
+        "norm_before_fc or fc_norm is not carried over, or the engine's module came later (SGLang: fc_norm "
+        "in 0.5.12, norm_before_fc in 0.5.17)",
         ("config", "tensors"),
         "set the flag beside its tensors, or upgrade the engine",
         4,

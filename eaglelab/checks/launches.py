@@ -36,9 +36,7 @@ QUANTIZATION = Check(
     "--speculative-draft-model-quantization unquant",
     rung=5,
 )
-RELEASE = Check(
-    "engine-regression", "what this release of the engine does with a drafter is known", "", rung=4
-)
+RELEASE = Check("engine-regression", "what this release does with a drafter is known", "", rung=4)
 LATENT_BACKENDS = ("trtllm_mla", "cutlass_mla", "flashmla", "tokenspeed_mla")
 
 

@@ -208,6 +208,7 @@ CALLED = {
     "trained-embedding-replaced": {"random-embedding-exported"},
     "d2t-dropped": {"eagle-flag-on-eagle3-drafter"},
     "tensors-dropped": {"midlayer-name"},
+    "position-offset": {"position-offset", "norm-output", "norm-before-fc-not-applied"},  # all of 0.5.11
     "parameters-not-loaded": {"lm-head-missing"},
 }
 

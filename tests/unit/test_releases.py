@@ -134,7 +134,8 @@ def _names(version: str, checkpoint=None) -> dict[str, str]:
 
 def test_the_diagnosis_of_an_old_release_names_what_it_does_otherwise():
     found = _names("0.5.11")
-    assert found["norm-before-fc-not-applied"] == found["position-offset"] == "failed"
+    named = ("norm-before-fc-not-applied", "norm-output", "position-offset")
+    assert {name for name, verdict in found.items() if verdict == "failed"} == set(named)
     assert found["engine-regression"] == "passed"  # what the release does otherwise, as evidence
     assert "engine-regression" not in _names(NEWEST) and _names("0.7.0")["engine-regression"] == "skipped"
     assert "failed" not in _names(NEWEST).values() and "failed" not in _names("0.7.0").values()
