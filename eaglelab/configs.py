@@ -55,6 +55,8 @@ def _flat(source: Checkpoint, architecture: str, names: set[str], ids: tuple[int
             "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"},
             "rope_parameters": rope,
         }
+    if s.rope.rotary_dim:  # SGLang looks for it at the top level
+        config["partial_rotary_factor"] = rope["partial_rotary_factor"]
     config["eagle_config"] = {
         "use_aux_hidden_state": True,
         "eagle_aux_hidden_state_layer_ids": list(ids),
@@ -142,4 +144,6 @@ def _transformer(source: Checkpoint) -> dict[str, Any]:
 def _rope(source: Checkpoint) -> dict[str, Any]:
     rope = source.settings.rope
     scaling = {k: list(v) if isinstance(v, tuple) else v for k, v in rope.scaling} or {"rope_type": "default"}
+    if rope.rotary_dim:
+        scaling["partial_rotary_factor"] = rope.rotary_dim / source.settings.head_dim
     return {"rope_theta": rope.theta, **scaling}

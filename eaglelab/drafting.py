@@ -77,12 +77,13 @@ class Drafting:
             start, n = self.rows, len(some)
             row = torch.arange(start, start + n, device=self.drafter.device)
             positions = row + self.drafter.wiring.position_start
-            seen = self.visible(row, row + 1, start + n)
+            layers = range(self.drafter.wiring.layers)
+            seen = [self.visible(row, row + 1, start + n, layer) for layer in layers]
 
             def attend(layer, q, k, v, seen=seen):
                 self.keys[layer] = k if not len(self.keys[layer]) else torch.cat([self.keys[layer], k])
                 self.values[layer] = v if not len(self.values[layer]) else torch.cat([self.values[layer], v])
-                return mix(q, self.keys[layer], self.values[layer], seen, scale=self.drafter.scale)
+                return mix(q, self.keys[layer], self.values[layer], seen[layer], scale=self.drafter.scale)
 
             hidden = self.drafter.project(rows, tap)
             normed, feedback = self.drafter.forward(
@@ -91,11 +92,10 @@ class Drafting:
             self.normed = torch.cat([self.normed, normed]) if start else normed
             self.feedback = torch.cat([self.feedback, feedback]) if start else feedback
 
-    def visible(self, at: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+    def visible(self, at: torch.Tensor, rows: torch.Tensor, count: int, layer: int = 0) -> torch.Tensor:
         """[queries, count] bool: the first `rows` rows of each query, within the window of its row `at`."""
         row = torch.arange(count, device=at.device)
-        seen = row < rows[:, None]
-        window = self.drafter.wiring.window
+        seen, window = row < rows[:, None], self.drafter.wiring.window_of(layer)
         return seen if window is None else seen & (row > at[:, None] - window)
 
     @torch.no_grad()
@@ -181,14 +181,15 @@ class _Branches:
         """One draft step of all branches: tokens [B * width], hidden [B * width, H] -> (normed, feedback)."""
         drafter, now = self.text.drafter, self.taken
         positions = self.rows + now + drafter.wiring.position_start + drafter.wiring.step_offset
-        seen = self.text.visible(self.rows + now, self.rows, self.text.rows)
+        layers, text = range(drafter.wiring.layers), self.text
+        seen = [text.visible(self.rows + now, self.rows, text.rows, layer) for layer in layers]
 
         def attend(layer, q, k, v):
             self.keys[layer][:, now], self.values[layer][:, now] = k, v
             own = self.keys[layer][:, : now + 1], self.values[layer][:, : now + 1]
-            window = drafter.wiring.window
+            window = drafter.wiring.window_of(layer)
             own = own if window is None else tuple(x[:, -window:] for x in own)
-            return mix(q, self.text.keys[layer], self.text.values[layer], seen, *own, scale=drafter.scale)
+            return mix(q, text.keys[layer], text.values[layer], seen[layer], *own, scale=drafter.scale)
 
         self.taken += 1
         return drafter.forward(tokens, hidden, positions, attend, tap)

@@ -59,6 +59,7 @@ class Settings:
     attention_bias: bool = False
     qk_norm: bool = False
     window: int | None = None
+    full_layers: tuple[int, ...] = ()  # layers that the window spares
     tied: bool = False
     embedding_trained: bool | None = None  # None: the config does not say
     dtype: str = "float32"
@@ -132,7 +133,9 @@ def transformer_settings(config: dict, where: str, strict: bool) -> dict[str, An
     if not heads or not hidden:
         raise BadInput(f"{where}: field 'hidden_size' or 'num_attention_heads' is 0")
     kinds = field(config, "layer_types", list, where, None) or []
-    window = field(config, "sliding_window", int, where, None)
+    layers = field(config, "num_hidden_layers", int, where, known["num_hidden_layers"])
+    window = field(config, "sliding_window", int, where, None) if "sliding_attention" in kinds else None
+    full = tuple(n for n, kind in enumerate(kinds[:layers]) if window and kind != "sliding_attention")
     return dict(
         hidden_size=hidden,
         vocab_size=number("vocab_size"),
@@ -140,13 +143,23 @@ def transformer_settings(config: dict, where: str, strict: bool) -> dict[str, An
         kv_heads=field(config, "num_key_value_heads", int, where, heads),
         head_dim=field(config, "head_dim", int, where, known.get("head_dim") or hidden // heads),
         intermediate_size=number("intermediate_size"),
-        layers=field(config, "num_hidden_layers", int, where, known["num_hidden_layers"]),
+        layers=layers,
         eps=float(field(config, "rms_norm_eps", (int, float), where, known["rms_norm_eps"])),
         max_positions=field(config, "max_position_embeddings", int, where, known["max_position_embeddings"]),
         rope=read_rope(config, where),
         attention_bias=bool(config.get("attention_bias") or False),
-        window=window if "sliding_attention" in kinds else None,
+        window=window,
+        full_layers=full,
     )
+
+
+def _partial(rope: Rope, inner: dict, head_dim: int) -> Rope:
+    """Partial rope as speculators trains it: transformers' Llama and Qwen3 know it for scaled rope only."""
+    scaling = dict(rope.scaling)
+    partial = scaling.pop("partial_rotary_factor", inner.get("partial_rotary_factor"))
+    if not scaling or not isinstance(partial, int | float) or partial == 1:
+        return rope
+    return replace(rope, scaling=tuple(sorted(scaling.items())), rotary_dim=int(partial * head_dim))
 
 
 def _dtype(*configs: dict) -> str:
@@ -160,6 +173,7 @@ def read_speculators(config: dict, where: str) -> Settings:
     """Eagle3DraftModel, speculators 0.5 to 0.9: the layer is nested, the ids and norm flags are not."""
     inner = field(config, "transformer_layer_config", dict, where)
     values = transformer_settings(inner, f"{where}: transformer_layer_config", strict=False)
+    values["rope"] = _partial(values["rope"], inner, values["head_dim"])
     return Settings(
         **values,
         # models/eagle3/core.py sizes fc by the drafter's own width and never reads target_hidden_size

@@ -66,6 +66,7 @@ class Wiring:
         "input_layernorm"  # before attention in layers 1, 2, ...
     )
     window: int | None = None  # keys that a token sees, its own included; None: all
+    full_layers: tuple[int, ...] = ()  # layers that see all keys in spite of the window
     max_positions: int = 0
     eps: float = 1e-5
     embedding: Literal["own", "target"] = "target"
@@ -81,6 +82,9 @@ class Wiring:
     dtype: str = "bfloat16"
     unloaded: tuple[str, ...] = ()  # parameters (canonical names) that stay at their initial values
     dropped: tuple[str, ...] = ()  # tensors of the file (canonical names, else its own) that have no effect
+
+    def window_of(self, layer: int) -> int | None:
+        return None if layer in self.full_layers else self.window
 
 
 def feature_norm(whole: bool, per_chunk: bool) -> Literal["none", "whole", "per-chunk", "both"]:
