@@ -24,17 +24,18 @@ class Checkpoint:
         return self.tensors[name].to(dtype) if dtype else self.tensors[name]
 
 
-def trainer_model(chunks=3, layers=1, draft_vocab=DRAFT, qk_norm=False, bias=False, **flags):
-    """speculators' own Eagle3DraftModel with random weights (norms too), in float32."""
+def trainer_model(chunks=3, layers=1, draft_vocab=DRAFT, qk_norm=False, bias=False, layer=None, **flags):
+    """speculators' own Eagle3DraftModel with random weights (norms too), in float32; `layer`: its layer's."""
     from speculators.models.eagle3 import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
     from transformers import LlamaConfig, Qwen3Config
 
-    layer = (Qwen3Config if qk_norm else LlamaConfig)(
+    sizes = dict(
         hidden_size=H, intermediate_size=80, num_attention_heads=HEADS, num_key_value_heads=KV, head_dim=D,
         num_hidden_layers=layers, vocab_size=VOCAB, rms_norm_eps=1e-5, attention_bias=bias, rope_theta=5000.0,
         max_position_embeddings=128, pad_token_id=None, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
+    layer = (Qwen3Config if qk_norm else LlamaConfig)(**{**sizes, **(layer or {})})
     layer._attn_implementation = "eager"
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=layer, draft_vocab_size=draft_vocab,
