@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -81,17 +81,22 @@ class Sample:
     @property
     def loss_mask(self) -> Array | None:
         """[S] bool: tokens that were trained on. None without the dataset (`StoredFeatures.no_loss_mask`)."""
-        if self._of.rows is None:
+        row = self.row
+        if row is None:
             return None
-        row = self._of.rows.read(self.index)
         if not np.array_equal(row["input_ids"], self.token_ids):
             raise BadInput(
                 f"{self.path}: token_ids are not input_ids of row {self.index} of the dataset in "
-                f"{self._of.rows.folder}; speculators skips such a sample: store it again"
+                f"{self._of.path}; speculators skips such a sample: store it again"
             )
         if len(row["loss_mask"]) != self.length:
-            raise BadInput(f"{self._of.rows.folder}: row {self.index}: loss_mask is not as long as input_ids")
+            raise BadInput(f"{self._of.path}: row {self.index}: loss_mask is not as long as input_ids")
         return np.asarray(row["loss_mask"]).astype(bool)
+
+    @property
+    def row(self) -> dict[str, Array] | None:
+        """input_ids and loss_mask as the dataset beside the states has them; None without one."""
+        return None if self._of.rows is None else self._of.rows.read(self.index)
 
     @property
     def _finite(self) -> Array:
@@ -105,14 +110,23 @@ class Sample:
         return states
 
 
+LastIs = Literal["before the final norm", "after the final norm", "unknown"]  # what a format says of it
+
+
+class Truncated(BadInput):
+    """A sample has more or fewer rows of hidden states than token ids."""
+
+
 class StoredFeatures:
     """The samples of one folder, all of one shape and dtype. `depths`: of the k chunks, if known."""
 
     def __init__(self, path: Path, depths: tuple[int, ...] | None, vocab_size: int | None) -> None:
         self.path, self.depths, self.vocab_size = path, depths, vocab_size
         self.layout = ""
+        self.last_is: LastIs = "before the final norm"
         self.samples: list[Sample] = []
         self.ignored: list[str] = []  # file names that the trainer would not read either
+        self.truncated: list[str] = []  # samples left out: their rows are not as many as their token ids
         self.rows: _Rows | None = None
         self.no_loss_mask: str | None = None  # why there is none
         self.known_finite: set[int] = set()
@@ -125,8 +139,13 @@ class StoredFeatures:
         depths: Sequence[int] | None = None,
         hidden_size: int | None = None,
         vocab_size: int | None = None,
+        strict: bool = True,
     ) -> StoredFeatures:
-        """Open a folder and check every header. `depths` and the rest: what the drafter's config says."""
+        """Open a folder and check every header. `depths` and the rest: what the drafter's config says.
+
+        strict: BadInput on a sample whose rows are not as many as its token ids; else it is left out and said
+        in `truncated`, as a finding needs it.
+        """
         stored = cls(Path(path), None if depths is None else tuple(depths), vocab_size)
         if not stored.path.is_dir():
             raise BadInput(f"{path}: no such folder; give the folder that the trainer's data was written to")
@@ -134,7 +153,10 @@ class StoredFeatures:
             if files := find(stored.path):
                 stored.layout = name
                 read(stored, files)
-                stored._check(hidden_size)
+                if stored.truncated and strict:
+                    raise BadInput(stored.truncated[0])
+                if stored.samples:
+                    stored._check(hidden_size)
                 return stored
         raise BadInput(f"{path}: holds no stored features; expected hidden_states/hs_<row>.safetensors in it")
 
@@ -206,7 +228,11 @@ def _read_speculators(stored: StoredFeatures, files: list[Path]) -> None:
     stored.ignored = sorted(p.name for p in files if not p.stem[3:].isdecimal())
     if not numbered:
         raise BadInput(f"{stored.path}: no file is named hs_<row>.safetensors; found {stored.ignored[0]}")
-    stored.samples = [_open_sample(stored, i, path) for i, path in sorted(numbered.items())]
+    for i, path in sorted(numbered.items()):
+        try:
+            stored.samples.append(_open_sample(stored, i, path))
+        except Truncated as error:
+            stored.truncated.append(str(error))
     folder = stored.path if (stored.path / "state.json").exists() else stored.path.parent
     try:
         stored.rows = _Rows(folder)
@@ -229,7 +255,7 @@ def _open_sample(stored: StoredFeatures, index: int, path: Path) -> Sample:
     if states.dtype not in STATE_DTYPES:
         raise BadInput(f"{path}: hidden_states is {states.dtype}; read are {', '.join(STATE_DTYPES)}")
     if states.shape[0] != tokens.shape[0] or not states.shape[0]:
-        raise BadInput(f"{path}: hidden_states has {states.shape[0]} rows for {tokens.shape[0]} token_ids")
+        raise Truncated(f"{path}: hidden_states has {states.shape[0]} rows for {tokens.shape[0]} token_ids")
     return Sample(index, path, states.dtype, tokens, states, stored)
 
 
