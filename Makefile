@@ -7,7 +7,7 @@ export PYTHON
 .PHONY: help setup report test test-unit lint data docs bench clean lab-environment test-environment server-environment
 
 help: ## (default) this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: ## both environments: .venv (lab) and .venv-server (genuine SGLang on the CPU)
 	@$(MAKE) --no-print-directory -j 2 lab-environment server-environment
@@ -37,6 +37,13 @@ docs: test-environment ## write docs/reference.md from the commands' own help
 
 bench: test-environment ## the long measurements (tests/bench)
 	@for bench in tests/bench/*.py; do echo "== $$bench"; $(BIN)/python "$$bench" || exit 1; done
+
+faultbench: ## inject the known faults and diagnose them blind (under 60 minutes; FAST=1: under 8)
+	@$(MAKE) --no-print-directory -j 2 test-environment server-environment
+	$(BIN)/python tests/faultbench $${FAST:+--fast}
+
+inspectbench: test-environment ## inspect, diff, diagnose files of Kimi-K2.5's true shapes (each under 2 seconds)
+	$(BIN)/python tests/bench/kimi_files.py
 
 clean: ## remove environments, caches and runs
 	rm -rf .venv .venv-server .cache runs build dist *.egg-info eaglelab_cpu/src/*.egg-info \
