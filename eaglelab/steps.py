@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from eaglelab.drafter import Drafter
-from eaglelab.drafting import Drafting, mix
+from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
 from eaglelab.simulate import Speculation, Text, captured_text, matched
 
@@ -172,19 +172,14 @@ class Walk:
         fed, own = happened.fed, self.state.feedback[happened.n - 1]
         return None if fed is None or fed.shape != tuple(own.shape) else fed_error(own, fed)
 
-    @torch.no_grad()
     def _draft_extend(self, n: int, reader: _Reader) -> None:
         """The last row of the draft-extend once more, alone, so that its stages can be read."""
-        drafter, state = self.drafter, self.state
-        row = torch.tensor([n - 1], device=drafter.device)
-        token = torch.tensor([self.text.tokens[n - 1 + drafter.wiring.token_shift]], device=drafter.device)
-
-        def attend(layer, q, k, v):
-            seen = state.visible(row, row + 1, state.rows)
-            return mix(q, state.keys[layer], state.values[layer], seen)
-
-        hidden = drafter.project(self.text.features[n - 1 : n], reader)
-        drafter.forward(token, hidden, row + drafter.wiring.position_start, attend, reader)
+        state, before = self.state, Drafting(self.drafter)
+        before.keys, before.values = ([rows[: n - 1] for rows in kept] for kept in (state.keys, state.values))
+        before.normed, before.feedback = state.normed[: n - 1], state.feedback[: n - 1]
+        at = n - 1 + self.drafter.wiring.token_shift
+        token = torch.as_tensor(self.text.tokens[at : at + 1], dtype=torch.long)
+        before.extend(token, self.text.features[n - 1 : n], reader)
 
 
 def view(
@@ -242,7 +237,7 @@ class _Reader:
                 found.rank = int((chances > chances[place[0, 0]]).sum()) + 1
             verifier = self.walk.verifier
             if verifier is not None and verifier.knows(text.rid, at):
-                found.target_logits = verifier.logits(text.rid, at)
+                found.target_logits = verifier.logits(text.rid, [at])[0]
                 best = found.target_logits.softmax(-1).topk(min(self.walk.choices, len(found.target_logits)))
                 found.target_choices = _pairs(best.indices, best.values)
         return found

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eaglelab.html import BLUE, GREY, INK, ORANGE, TINT, VERMILLION, Html, element, panel, printable
+from eaglelab.html import BLUE, GREY, INK, ORANGE, PAPER, TINT, VERMILLION, Html, element, panel, printable
 
 if TYPE_CHECKING:
     from eaglelab.evidence import Evidence
-    from eaglelab.traces import Trace
+    from eaglelab.traces import Round, Trace
 
-Fate = Literal["accepted", "rejected", "not reached", "bonus", "prompt"]
+Fate = Literal["accepted", "rejected", "not reached", "bonus", "prompt", "drafted", "to come"]
 # The mark goes with the colour, so that neither is needed to read the other.
 LOOK: dict[Fate, tuple[str, str]] = {
     "accepted": ("", f"background:{TINT[BLUE]};border:1px solid {BLUE}"),
@@ -24,19 +24,28 @@ LOOK: dict[Fate, tuple[str, str]] = {
     "not reached": ("", f"background:{TINT[GREY]};border:1px dashed {GREY}"),
     "bonus": ("+ ", f"background:{TINT[ORANGE]};border:2px solid {ORANGE};font-weight:bold"),
     "prompt": ("", f"background:{TINT[GREY]};border:1px solid {TINT[GREY]}"),
+    "drafted": ("", f"background:{PAPER};border:1px solid {INK}"),
+    "to come": ("", f"background:{PAPER};border:1px dotted {GREY};opacity:0.45"),
 }
 SHOWN = 12  # rounds before the fold
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token in the strip. `text` is None when there is no tokenizer; then its id stands for it."""
+    """A token in the strip. `text` is None when there is no tokenizer; then its id stands for it.
+
+    probability, target_probability: the drafter's and the target's own, of this token; choice: what the
+    target chose here, in words; rank: the place of that choice among the drafter's, from 1.
+    """
 
     id: int
     position: int
     fate: Fate
     text: str | None = None
-    probability: float | None = None  # the drafter's own, of this choice
+    probability: float | None = None
+    target_probability: float | None = None
+    choice: str | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,15 +98,26 @@ def token_strip(prompt: Sequence[Token], steps: Sequence[Step], caption: object)
 
 
 def chip(token: Token) -> Html:
-    """One token. Its `title` gives id, position, what became of it, and the drafter's probability."""
+    """One token. Its `title` gives id, position, what became of it, and what both models thought of it."""
     mark, look = LOOK[token.fate]
-    chance = "" if token.probability is None else f", drafter's probability {token.probability:.3f}"
     shown = f"#{token.id}" if token.text is None else token.text.replace("\n", "↵").replace("\t", "⇥") or "∅"
     style = (
         f"color:{INK};{look};border-radius:3px;padding:0 3px;margin:1px;display:inline-block;white-space:pre"
     )
-    title = f"id {token.id}, position {token.position}, {token.fate}{chance}"
+    title = f"id {token.id}, position {token.position}, {token.fate}{_thought(token)}"
     return element("span", mark + printable(shown), style=f"{style};unicode-bidi:isolate", title=title)
+
+
+def _thought(token: Token) -> str:
+    said = []
+    if token.probability is not None:
+        said.append(f"drafter's probability {token.probability:.3f}")
+    if token.target_probability is not None:
+        said.append(f"target's probability {token.target_probability:.3f}")
+    if token.choice is not None:
+        place = "outside the draft vocabulary" if token.rank is None else f"the drafter's number {token.rank}"
+        said.append(f"the target chose {token.choice}, {place}")
+    return "".join(f", {words}" for words in said)
 
 
 def _row(number: int, step: Step) -> Html:
@@ -136,25 +156,23 @@ def of_evidence(evidence: Evidence, rid: str | None = None) -> Html:
     if trace is None:
         return panel(f"No prompt to replay: {evidence.why_not('capture')}")
     word = words(evidence)
-    chances = _chances(evidence, trace)
+    chances, meant = _chances(evidence, trace), _verified(evidence, trace)
     steps = []
     for r in trace.rounds:
-        places = _depths(len(r.draft_tokens), r.parents)
-        drafts = [
-            Token(token, r.n + depth, fate, word(token), chances.get((r.n, i)))
-            for i, (token, fate, depth) in enumerate(
-                zip(r.draft_tokens, fates(r.draft_tokens, r.parents, r.committed), places, strict=True)
-            )
-        ]
-        bonus = Token(r.committed[-1], r.n + r.accept_len, "bonus", word(r.committed[-1]))
+        drafts = []
+        for i, (token, fate, at) in enumerate(_placed(r)):
+            chance = meant.get((at, token)) if fate != "not reached" else None
+            drafts.append(Token(token, at, fate, word(token), chances.get((r.n, i)), chance))
+        at, last = r.n + r.accept_len, r.committed[-1]
+        bonus = Token(last, at, "bonus", word(last), target_probability=meant.get((at, last)))
         steps.append(Step(drafts, bonus, r.accept_len))
     start = trace.rounds[0].n + 1
     prompt = [Token(t, i, "prompt", word(t)) for i, t in enumerate(trace.tokens[:start])]
     total = sum(r.accept_len for r in trace.rounds) / len(trace.rounds)
     caption = (
         f"Request {trace.rid}: {trace.prompt_len} prompt tokens (the last 40 below), {len(trace.rounds)} "
-        f"rounds, accept length {total:.2f}. Hover over a token for its id, position and the drafter's "
-        "probability."
+        f"rounds, accept length {total:.2f}. Hover over a token for its id, position, and its probability "
+        "for the drafter and for the target."
     )
     return token_strip(prompt, steps, caption)
 
@@ -182,6 +200,32 @@ def _depths(count: int, parents: Sequence[int] | None) -> list[int]:
     for i in range(count):
         depth.append(depth[i if parents is None else parents[i]] + 1)
     return depth[1:]
+
+
+def _placed(r: Round) -> list[tuple[int, Fate, int]]:
+    """(token, what became of it, position) of each draft token."""
+    said, depths = fates(r.draft_tokens, r.parents, r.committed), _depths(len(r.draft_tokens), r.parents)
+    return [(t, fate, r.n + depth) for t, fate, depth in zip(r.draft_tokens, said, depths, strict=True)]
+
+
+def _verified(evidence: Evidence, trace: Trace) -> dict[tuple[int, int], float]:
+    """(position, token) -> the target's probability, of all that a verify looked at along its own text."""
+    capture, target = evidence.capture, evidence.target
+    if capture is None or target is None or "lm_head.weight" not in target.tensors:
+        return {}
+    from eaglelab.verifier import Verifier
+
+    verifier = Verifier(capture, target)
+    asked = {(at, token) for r in trace.rounds for token, fate, at in _placed(r) if fate != "not reached"}
+    asked |= {(r.n + r.accept_len, r.committed[-1]) for r in trace.rounds}
+    positions = sorted({at for at, _ in asked if verifier.knows(trace.rid, at)})
+    found: dict[tuple[int, int], float] = {}
+    for i in range(0, len(positions), 64):  # rows as wide as the vocabulary
+        some = positions[i : i + 64]
+        rows = verifier.logits(trace.rid, some).softmax(-1)
+        place = {at: row for row, at in enumerate(some)}
+        found |= {(at, token): float(rows[place[at], token]) for at, token in asked if at in place}
+    return found
 
 
 def _chances(evidence: Evidence, trace: Trace) -> dict[tuple[int, int], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,16 @@ class Verifier:
         return again is not None and 1 <= position <= len(again.token_ids)
 
     @torch.no_grad()
-    def logits(self, rid: str, position: int) -> torch.Tensor:
-        """[vocab]: for the token at `position`, given the text before it. BadInput where it is not known."""
-        if not self.knows(rid, position):
-            raise BadInput(f"request {rid}: the text up to position {position - 1} was not re-prefilled")
+    def logits(self, rid: str, positions: Sequence[int]) -> torch.Tensor:
+        """[positions, vocab]: for the tokens there, each given the text before it.
+
+        BadInput where one is not known.
+        """
+        if unknown := [p for p in positions if not self.knows(rid, p)]:
+            raise BadInput(f"request {rid}: the text up to position {unknown[0] - 1} was not re-prefilled")
         again = self.capture.reprefill[rid]
-        row = torch.from_numpy(to_float32(again.final[position - 1 : position], again.dtype))[0]
-        return _scaled(row @ self.head.T, self.target.config)
+        rows = again.final[[p - 1 for p in positions]]
+        return _scaled(torch.from_numpy(to_float32(rows, again.dtype)) @ self.head.T, self.target.config)
 
 
 def _scaled(logits: torch.Tensor, config: dict) -> torch.Tensor:

@@ -6,72 +6,35 @@ from typing import TYPE_CHECKING, Any
 
 from eaglelab import charts, strip, tables
 from eaglelab.errors import BadInput
-from eaglelab.html import Html, lines, panel, verdict_box
-from eaglelab.html import table as html_table
+from eaglelab.html import Html, panel, verdict_box
+from eaglelab.stepper import Stepper
+from eaglelab.workbook import stops
 from eaglelab.workbook.book import Workbook
+from eaglelab.workbook.stops import quote
 
 if TYPE_CHECKING:
     from eaglelab.steps import View
-    from eaglelab.traces import Trace
 
 
-def chosen(book: Workbook, request: str = "") -> Trace:
-    """The request asked for, or the first that can be replayed. BadInput names those there are."""
-    from eaglelab.misses import generations
-
-    whole = [t for t in generations(book.capture) if t.state == "complete"] if book.capture else []
-    if not whole:
-        why = "none is complete" if book.capture else book.evidence.why_not("capture")
-        raise BadInput(f"no request to step through: {why}")
-    for trace in whole:
-        if request in ("", trace.rid):
-            return trace
-    raise BadInput(f"request {request!r}: there is none; there are {', '.join(t.rid for t in whole)}")
+def model(book: Workbook, request: str = "", number: int = 0) -> Stepper:
+    """The stepper's model at this round, one a book. BadInput names the requests and rounds there are."""
+    if "stepper" not in book.kept:
+        book.kept["stepper"] = Stepper(book.evidence)
+    found: Stepper = book.kept["stepper"]
+    found.go(request=request or found.requests[0].rid, number=number, stop=0)
+    return found
 
 
 def views(book: Workbook, request: str = "", number: int = 0) -> dict[str, View | str]:
     """The round under the "served" and the "trained" wiring, or why it cannot be drafted so."""
-    key = f"views {request} {number}"
-    if key not in book.kept:
-        trace = chosen(book, request)
-        if not 0 <= number < len(trace.rounds):
-            raise BadInput(
-                f"round_number {number}: request {trace.rid} has rounds 0 to {len(trace.rounds) - 1}"
-            )
-        book.kept[key] = {side: _view(book, trace, number, side) for side in ("served", "trained")}
-    return book.kept[key]
-
-
-def _view(book: Workbook, trace: Trace, number: int, side: str) -> View | str:
-    import torch
-
-    from eaglelab import steps
-    from eaglelab.drafter import Drafter
-    from eaglelab.simulate import reprefilled_text
-
-    e = book.evidence
-    if e.target is None or book.capture is None:
-        return e.why_not("ladder")
-    if e.served is None:
-        return e.why_not("served")
-    checkpoint, (feed, wiring) = (e.checkpoint, e.served) if side == "served" else (e.original, e.trained)
-    try:
-        drafter = Drafter(checkpoint, wiring, e.target, "cpu", getattr(torch, e.served[1].dtype))
-        text = None
-        if trace.features.shape[1] != feed.width:  # the rows as captured are of another feed
-            if trace.rid not in book.capture.reprefill:
-                return f"rows are {trace.features.shape[1]} wide, {feed.width} are needed, no re-prefill"
-            text = reprefilled_text(book.capture.reprefill[trace.rid], feed, trace)
-        return steps.view(book.capture, drafter, trace.rid, number, choices=5, text=text)
-    except BadInput as error:
-        return str(error)
+    return model(book, request, number).views
 
 
 def answer(book: Workbook, request: str = "", number: int = 0) -> Html:
     """What became of the round's drafts, and whether the trained wiring would have drafted the same."""
     try:
-        trace = chosen(book, request)
-        both = views(book, request, number)
+        stepper = model(book, request, number)
+        trace, both = stepper.trace, stepper.views
     except BadInput as error:
         return verdict_box("inconclusive", None, str(error)[:1].upper() + str(error)[1:] + ".")
     happened = trace.rounds[number]
@@ -84,7 +47,7 @@ def answer(book: Workbook, request: str = "", number: int = 0) -> Html:
     if "rejected" in said and happened.parents is None:
         at = said.index("rejected")
         drafted_word, target_word = (
-            _quote(book, t) for t in (happened.draft_tokens[at], happened.committed[at])
+            quote(book.word, t) for t in (happened.draft_tokens[at], happened.committed[at])
         )
         details.append(
             f"At draft {at + 1} the server drafted {drafted_word}; the target chose {target_word}."
@@ -106,47 +69,31 @@ def answer(book: Workbook, request: str = "", number: int = 0) -> Html:
     return verdict_box(word, None, line, details)
 
 
-def _quote(book: Workbook, token: int) -> str:
-    text = book.word(token)
-    return f"#{token}" if text is None else f"{text!r} (#{token})"
-
-
 def request_strip(book: Workbook, request: str = "") -> Html:
     """Every round of the request as a token strip; hover for id, position and probability."""
     try:
-        return strip.of_evidence(book.evidence, chosen(book, request).rid)
+        return strip.of_evidence(book.evidence, model(book, request).trace.rid)
     except BadInput as error:
         return panel(str(error))
 
 
-def candidates(book: Workbook, request: str = "", number: int = 0) -> Html:
-    """Each draft step: its likeliest tokens under both wirings, beside the target's own choice."""
+def walk(book: Workbook, request: str = "", number: int = 0) -> Html:
+    """The whole round, a fold a stop: what the stepper shows, without a kernel."""
     try:
-        both = views(book, request, number)
+        return stops.walk(model(book, request, number), book.word)
     except BadInput as error:
         return panel(str(error))
-    shown = {side: v for side, v in both.items() if not isinstance(v, str)}
-    if not shown:
-        return panel(f"Not drafted again: {next(iter(both.values()))}")
-    first = next(iter(shown.values()))
-    rows: list[list[object]] = []
-    for i, step in enumerate(first.steps):
-        target = "not known" if step.target is None else _quote(book, step.target)
-        fate = "accepted" if step.accepted else "rejected" if step.target is not None else "not reached"
-        row: list[object] = [step.number, _quote(book, step.fed), target, fate]
-        rows.append(row + [_choices(book, v.steps[i]) if i < len(v.steps) else None for v in shown.values()])
-    head = ["step", "given token", "target's choice", "fate", *(f"likeliest as {side}" for side in shown)]
-    words = "in bold: the token drafted; probability by the drafter, over its own vocabulary"
-    return html_table(head, rows, f"Round {number}, draft step by draft step; {words}")
 
 
-def _choices(book: Workbook, step: Any) -> Html:
-    from eaglelab.html import element
-
-    choices = step.choices or [(step.own, step.probability)]
-    texts = [f"{_quote(book, token)}  {chance:.3f}" for token, chance in choices]
-    bold = (element("b", t) if token == step.own else t for t, (token, _) in zip(texts, choices, strict=True))
-    return lines(bold)
+def verified(book: Workbook, request: str = "", number: int = 0) -> Html:
+    """Every draft token on the target's text, beside the target's choice there, with both probabilities."""
+    try:
+        stepper = model(book, request, number)
+    except BadInput as error:
+        return panel(str(error))
+    if not stops.drawn(stepper):
+        return panel(f"Not drafted again: {next(iter(stepper.views.values()))}")
+    return stops.verified(stepper, book.word)
 
 
 def stages(book: Workbook, request: str = "", number: int = 0) -> Any:
@@ -156,28 +103,11 @@ def stages(book: Workbook, request: str = "", number: int = 0) -> Any:
     except BadInput as error:
         return panel(str(error))
     norms = {side: {} if isinstance(v, str) or not v.steps else v.steps[0].norms for side, v in both.items()}
-    names = merged(list(norms["served"]), list(norms["trained"]))
+    names = stops.merged(list(norms["served"]), list(norms["trained"]))
     if not names:
-        return panel("No stage was read: trees are drafted in one piece, and other reasons stand above.")
+        return panel("No stage was read; the reasons stand above.")
     sides = [[norms[side].get(name) for name in names] for side in ("served", "trained")]
     return book.figure("stages", charts.norms(names, *sides), "norm at each stage of the first draft step")
-
-
-def merged(first: list[str], second: list[str]) -> list[str]:
-    """The names of both, each list's order kept.
-
-    >>> merged(["features", "embed", "norm"], ["features", "fc", "embed", "norm", "map"])
-    ['features', 'fc', 'embed', 'norm', 'map']
-    """
-    out = list(first)
-    after = 0
-    for name in second:
-        if name in out:
-            after = out.index(name) + 1
-        else:
-            out.insert(after, name)
-            after += 1
-    return out
 
 
 def wiring(book: Workbook) -> Html:

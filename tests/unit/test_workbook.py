@@ -1,5 +1,7 @@
 """What the numbered notebooks call: parameters, edits, pairs, and servers that cannot be captured."""
 
+import html
+import shlex
 import shutil
 from types import SimpleNamespace
 
@@ -66,7 +68,8 @@ def test_a_server_that_does_not_answer_is_an_error():
 
 
 def test_again_names_what_was_given_and_nothing_else(book):
-    assert f"-p capture {GOLDEN['capture']}" in book.again("x", request="", round_number=2)
+    given = f"-p capture {shlex.quote(GOLDEN['capture'])}"
+    assert given in html.unescape(book.again("x", request="", round_number=2))
     assert "request" not in book.again("x", request="") and "-p launch" not in book.again("x")
     shipped = workbook.open_book({"capture": ""})
     assert ">papermill notebooks/x.ipynb again.ipynb</code>" in shipped.again("x")

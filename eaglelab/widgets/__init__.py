@@ -1,0 +1,37 @@
+"""What needs a kernel: the stepper of notebook 05 and the attach panel of notebook 01.
+
+They only show: what they show is computed and tested elsewhere (`eaglelab.stepper`, `eaglelab.attach`).
+Without a kernel each leaves a note; the pieces above it in its notebook stand alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from eaglelab.errors import BadInput
+from eaglelab.html import code, panel
+
+if TYPE_CHECKING:
+    from eaglelab.workbook import Workbook
+
+__all__ = ["stepper"]
+
+
+def stepper(book: Workbook, request: str = "", number: int = 0) -> Any:
+    """The stepper, or the reason why there is none."""
+    if missing := _missing():
+        return missing
+    from eaglelab.widgets.stepping import Steps
+
+    try:
+        return Steps(book, request, number)
+    except BadInput as error:
+        return panel(f"Not shown: {error}")
+
+
+def _missing() -> Any:
+    absent = [name for name in ("ipywidgets", "anywidget") if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    return panel(f"Not shown: {' and '.join(absent)} not installed. ", code("pip install 'eaglelab[lab]'"))
