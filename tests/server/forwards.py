@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 
 import torch
-from genuine import start
+from genuine import SENTINEL, sha256, start
 from safetensors.torch import load_file, save_file
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
@@ -27,7 +27,7 @@ SLOTS = 256
 
 
 def load(case, shared):
-    """The class for this drafter, its weights loaded, the target's tensors taken over; its map or None."""
+    """-> (the class for this drafter, loaded, with the target's tensors; its map or None; its parameters)."""
     config = get_config(case["folder"], trust_remote_code=False)
     window = case.get("window")
     llama_eagle3.get_spec = lambda: SimpleNamespace(speculative_draft_window_size=window)
@@ -36,12 +36,14 @@ def load(case, shared):
         "Eagle3DeepseekV2ForCausalLM": kimi_k25_eagle3.Eagle3DeepseekV2ForCausalLM,
     }
     model = classes[config.architectures[0]](config)
-    for parameter in model.parameters():
-        parameter.data.fill_(float("nan"))  # what nothing fills must not look harmless
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            parameter.data.fill_(1.0)
-    model.load_weights(load_file(case["folder"] + "/model.safetensors").items())
+    tensors = load_file(case["folder"] + "/model.safetensors")
+    seen = {"initial": unfilled(model, {n: t for n, t in tensors.items() if n not in case["dropped"]})}
+    before = {n: sha256(p) for n, p in model.named_parameters()}
+    unfilled(model, tensors)
+    seen["dropped have no effect"] = before == {n: sha256(p) for n, p in model.named_parameters()}
+    for name, parameter in model.named_parameters():  # what nothing fills must not look harmless
+        if (parameter == SENTINEL).any():
+            parameter.data.fill_(1.0 if "norm" in name else float("nan"))
     embed, head = (torch.nn.Parameter(t, requires_grad=False) for t in shared)
     worker = SimpleNamespace(
         target_worker=SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(lm_head=None))),
@@ -51,7 +53,18 @@ def load(case, shared):
         _resolve_shared_embed_and_head=lambda: (embed, head),
     )
     EagleDraftWorker.init_lm_head(worker)
-    return model, worker.hot_token_id
+    named = dict(model.named_parameters(remove_duplicate=False))
+    seen["shared"] = [n for n, p in named.items() if p is embed or p is head]
+    seen["parameters"] = {n: [sha256(p), list(p.shape)] for n, p in named.items()}
+    return model, worker.hot_token_id, seen
+
+
+def unfilled(model, tensors):
+    """The parameters that these tensors leave as they were."""
+    for parameter in model.parameters():
+        parameter.data.fill_(SENTINEL)
+    model.load_weights(tensors.items())
+    return [n for n, p in model.named_parameters() if (p == SENTINEL).any()]
 
 
 def pool(model):
@@ -121,8 +134,8 @@ class Server:
 
 
 def forward(case, shared, given):
-    """Prefill, verify and draft steps of a few requests -> logits and fed-back states of all of them."""
-    model, chosen = load(case, shared)
+    """Prefill, verify and draft steps of a few requests -> logits and states of all, and what was loaded."""
+    model, chosen, seen = load(case, shared)
     lengths, last, steps = case["lengths"], case["verified"], case["steps"]
     first = [n - last for n in lengths]
     server, answer = Server(model, len(lengths)), {}
@@ -150,7 +163,7 @@ def forward(case, shared, given):
             before = [n + step for n in lengths]
             logits, states = server.run(ForwardMode.DECODE, tokens, states, before, [1] * len(before))
             answer[f"step{step}.states"] = states
-    return {name: tensor.contiguous() for name, tensor in answer.items()}
+    return {name: tensor.contiguous() for name, tensor in answer.items()}, seen
 
 
 def main():
@@ -161,15 +174,15 @@ def main():
     start(job["target"], job["drafter"])
     stored = load_file(job["target"] + "/model.safetensors")
     shared = [stored[n].float() for n in ("model.embed_tokens.weight", "lm_head.weight")]
-    errors = {}
+    errors, loaded = {}, {}
     for name, case in job["cases"].items():
         try:
-            answer = forward(case, shared, load_file(case["given"]))
+            answer, loaded[name] = forward(case, shared, load_file(case["given"]))
             save_file(answer, f"{sys.argv[2]}/{name}.safetensors")
         except Exception as error:
             errors[name] = f"{type(error).__name__}: {error}"
-    with open(f"{sys.argv[2]}/errors.json", "w") as file:
-        json.dump(errors, file)
+    with open(f"{sys.argv[2]}/answer.json", "w") as file:
+        json.dump({"errors": errors, "loaded": loaded}, file)
 
 
 if __name__ == "__main__":

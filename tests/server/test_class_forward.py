@@ -19,6 +19,8 @@ from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.launch import Launch
+from eaglelab.live import expected_parameters
+from eaglelab.loader import loading
 from eaglelab.served import refusals, served
 
 pytestmark = pytest.mark.server
@@ -119,6 +121,13 @@ CASES = {
     "MLA, the window is ignored": mla(window=4),
     "MLA under EAGLE": mla(algorithm="EAGLE"),
 }  # fmt: skip
+LACKING = {  # these are compared by what was loaded alone
+    "MLA, half of a fused projection": mla(drop=("layers.0.self_attn.q_a_proj.weight",)),
+    "MLA, no gate": mla(drop=("layers.0.mlp.gate_proj.weight",)),
+    "MLA, no norm of the latent": mla(drop=("layers.0.self_attn.kv_a_layernorm.weight",)),
+    "no k": llama(drop=("layers.0.self_attn.k_proj.weight",)),
+    "no head": llama(drop=("lm_head.weight",)),
+}
 REFUSED = {
     "unknown rope": llama(**scaled("ntk")),
     "MLA of 2 layers": mla(num_hidden_layers=2),
@@ -126,6 +135,7 @@ REFUSED = {
     "tied without a size": llama(tie_word_embeddings=True, draft_vocab_size=None),
     "MLA tied under EAGLE": mla(tie_word_embeddings=True, draft_vocab_size=VOCAB, algorithm="EAGLE"),
 }
+ALL = CASES | LACKING | REFUSED
 
 
 @dataclass
@@ -136,10 +146,11 @@ class Runs:
     given: dict[str, dict[str, torch.Tensor]]
     answers: Path
     errors: dict[str, str]
+    loaded: dict[str, dict]
 
 
 def launch_of(name: str, folder: Path) -> Launch:
-    case, target = (CASES | REFUSED)[name], open_target(folder).facts
+    case, target = ALL[name], open_target(folder).facts
     return Launch(algorithm=case.algorithm, target=target, dtype="float32", draft_window=case.window)
 
 
@@ -152,7 +163,7 @@ def runs(server_python, tmp_path_factory) -> Runs:
     (root / "answers").mkdir()
     narrow, wide = target(root / "target"), target(root / "wide", WIDE)
     folders, given, job = {}, {}, {}
-    for number, (name, case) in enumerate((CASES | REFUSED).items()):
+    for number, (name, case) in enumerate(ALL.items()):
         folder = folders[name] = drafter(
             root / f"drafter {number}", case.base, ids=case.ids, config=case.config, nested=case.nested,
             add=case.add, drop=case.drop, seed=number,
@@ -165,6 +176,7 @@ def runs(server_python, tmp_path_factory) -> Runs:
         job[name] = {
             "folder": str(folder), "algorithm": case.algorithm, "window": case.window, "lengths": LENGTHS,
             "verified": VERIFIED, "steps": STEPS, "given": str(root / f"{number}.safetensors"),
+            "dropped": loading(open_checkpoint(folder), launch_of(name, own)).dropped,
         }  # fmt: skip
     everything = {"target": str(narrow), "drafter": str(folders["plain"]), "cases": job}
     (root / "job.json").write_text(json.dumps(everything))
@@ -174,8 +186,8 @@ def runs(server_python, tmp_path_factory) -> Runs:
         env=os.environ | CPU_ENVIRONMENT, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
-    errors = json.loads((root / "answers/errors.json").read_text())
-    return Runs(folders, narrow, wide, given, root / "answers", errors)
+    said = json.loads((root / "answers/answer.json").read_text())
+    return Runs(folders, narrow, wide, given, root / "answers", said["errors"], said["loaded"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -199,6 +211,23 @@ def test_served_wiring_is_sglangs_own_class(runs, name):
             assert int(chain.tokens[0, step]) == int(theirs[f"step{step}.tokens"][i]), step
         for step in range(STEPS - 1):
             torch.testing.assert_close(states[step], theirs[f"step{step}.states"][i], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES | LACKING)
+def test_loading_leaves_in_every_parameter_what_sglang_does(runs, name):
+    assert name not in runs.errors, runs.errors[name]
+    theirs, opened = runs.loaded[name], open_checkpoint(runs.folders[name])
+    target = open_target(runs.wide if "target_hidden_size" in ALL[name].config else runs.target)
+    takes = loading(opened, launch := launch_of(name, target.path))
+    assert theirs["dropped have no effect"]
+    assert set(takes.initial) == set(theirs["initial"]) - set(theirs["shared"])
+    expected = expected_parameters(opened, target, launch)
+    assert set(expected) - {"model.hot_token_id", "worker.hot_token_id"} == set(theirs["parameters"])
+    for parameter, (checksum, shape) in theirs["parameters"].items():
+        if expected[parameter].checksum is None:
+            assert parameter in takes.initial
+        else:
+            assert (expected[parameter].checksum, list(expected[parameter].shape)) == (checksum, shape)
 
 
 @pytest.mark.parametrize("name", REFUSED)
