@@ -13,7 +13,7 @@ from typing import Any
 from eaglelab import __version__
 from eaglelab.assemble import assemble
 from eaglelab.capture import SCHEMA, Capture
-from eaglelab.counters import abortion
+from eaglelab.counters import Counters, abortion
 from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt, as_prompts
 from eaglelab.server import Answer, Server, ServerFacts
@@ -49,49 +49,124 @@ def capture_server(
     requests at a time (None: up to 8, or the server's maximum). patience: seconds for the ranks to arm
     and to close. Raises AttachError, BadInput.
     """
-    out, show = Path(out), progress or bar()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"{out} exists; name a new folder for the capture, or an empty one")
-    facts = server.require_speculation()
-    status = server.probe_status(facts)
-    _check_hooks(server, status)
     asked = as_prompts(prompts)
-    size = batch or min(8, int(facts.fields.get("max_running_requests") or 8))
-    order = server.arm(
-        all_ranks=all_ranks, target=target, all_traffic=all_traffic,
-        max_requests=max(256, len(asked) + len(texts)),
-        max_bytes=max_bytes, ttl_s=TTL,
+    room = max(256, len(asked) + len(texts))
+    recording = Recording(
+        server, out, all_ranks=all_ranks, all_traffic=all_traffic, target=target, batch=batch,
+        max_requests=room, max_bytes=max_bytes, progress=progress, patience=patience,
     )  # fmt: skip
-    meta: dict[str, Any] = {
-        "schema": SCHEMA,
-        "eaglelab": __version__,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "id": order["id"],
-        "requests": {},
-    }
-    try:
-        status = _wait(server, lambda r: r["armed"] == order["id"], patience, "arm")
-        model = next(iter(status["ranks"].values()))["facts"].get("target") or {}
-        _check_tokens(server, asked, model.get("vocab_size"), facts)
-        answers = _send(server, asked, order["rid_prefix"], max_new_tokens, ignore_eos, size, meta, show)
+    with recording:
+        recording.send(asked, max_new_tokens, ignore_eos)
         if texts:
-            stored = as_prompts([list(ids) for ids in texts])
-            _check_tokens(server, stored, model.get("vocab_size"), facts, "stored text")
-            _send(server, stored, order["rid_prefix"] + "stored-", 1, True, size, meta, show, "stored texts")
-        meta["reprefill"] = {"state": "not asked", "requests": {}}
+            recording.prefill(texts)
         if reprefill:
-            _reprefill(server, status, order, facts, meta, depths, show)
-        counters = server.counters(answers)
-        meta["measurements"] = [m.model_dump() for m in counters.measurements()]
-    finally:
+            recording.reprefill(depths)
+    return recording.collect()
+
+
+class Recording:
+    """An armed server: `with Recording(server, out) as r:`, `r.send(...)`, often; then `r.collect()`.
+
+    The block is entered when every rank is armed, and leaving it disarms. Parameters as in `capture_server`;
+    ttl: seconds that the probe stays armed without a word from us (`renew`, and every batch, says one).
+    answers: those to `send`, so far.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        out: str | Path,
+        *,
+        all_ranks: bool = False,
+        all_traffic: bool = False,
+        target: bool = False,
+        batch: int | None = None,
+        max_requests: int = 256,
+        max_bytes: int = 32 << 30,
+        ttl: float = TTL,
+        progress: Progress | None = None,
+        patience: float = 120.0,
+    ) -> None:
+        self.server, self.out, self.show, self.patience = server, Path(out), progress or bar(), patience
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise BadInput(f"{self.out} exists; name a new folder for the capture, or an empty one")
+        self.facts = server.require_speculation()
+        _check_hooks(server, server.probe_status(self.facts))
+        self.size = batch or min(8, int(self.facts.fields.get("max_running_requests") or 8))
+        self.max_bytes = max_bytes
+        self._order = {
+            "all_ranks": all_ranks, "target": target, "all_traffic": all_traffic,
+            "max_requests": max_requests, "max_bytes": max_bytes, "ttl_s": float(ttl),
+        }  # fmt: skip
+        self.answers: list[Answer] = []
+        self.id = ""
+
+    def __enter__(self) -> Recording:
+        self._armed = self.server.arm(**self._order)
+        self.id = self._armed["id"]
+        self.meta: dict[str, Any] = {
+            "schema": SCHEMA,
+            "eaglelab": __version__,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "id": self.id,
+            "requests": {},
+            "reprefill": {"state": "not asked", "requests": {}},
+        }
+        try:
+            self._status = _wait(self.server, lambda r: r["armed"] == self.id, self.patience, "arm")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(AttachError):
-            server.disarm()
-    status = _wait(server, lambda r: r["closed"], patience, "close")
-    _describe(meta, facts, status)
-    capture = assemble(server, order["id"], out, meta, max_bytes, show)
-    with contextlib.suppress(AttachError):
-        server.discard(order["id"])
-    return capture
+            self.server.disarm()
+
+    def renew(self) -> None:
+        """Stay armed for another time to live. AttachError where somebody has disarmed it."""
+        self.server.renew(self.id)
+
+    def send(
+        self,
+        prompts: Sequence[Prompt | str | list[int]],
+        max_new_tokens: int = 128,
+        ignore_eos: bool = False,
+    ) -> list[Answer]:
+        """Generate greedily, in batches; `answers` grows with each of them."""
+        asked = as_prompts(prompts)
+        _check_tokens(self.server, asked, self._vocab_size, self.facts)
+        prefix = self._armed["rid_prefix"]
+        return _send(self, asked, prefix, max_new_tokens, ignore_eos, "prompts", self.answers)
+
+    def prefill(self, texts: Sequence[Sequence[int]]) -> None:
+        """Send the trainer's stored texts, to be prefilled only."""
+        stored = as_prompts([list(ids) for ids in texts])
+        _check_tokens(self.server, stored, self._vocab_size, self.facts, "stored text")
+        _send(self, stored, self._armed["rid_prefix"] + "stored-", 1, True, "stored texts", [])
+
+    def reprefill(self, depths: Sequence[int] | None = None) -> None:
+        """Send every text so far again as one prefill."""
+        _reprefill(self, self._status, self._armed["reprefill_prefix"], depths)
+
+    def counters(self) -> Counters:
+        """What the server has counted of the answers so far."""
+        return self.server.counters(self.answers, self.facts)
+
+    def collect(self) -> Capture:
+        """Disarmed, fetch what was recorded: the capture in its place, verified, or nothing there."""
+        counters = self.server.counters(self.answers)
+        self.meta["measurements"] = [m.model_dump() for m in counters.measurements()]
+        status = _wait(self.server, lambda r: r["closed"], self.patience, "close")
+        _describe(self.meta, self.facts, status)
+        capture = assemble(self.server, self.id, self.out, self.meta, self.max_bytes, self.show)
+        with contextlib.suppress(AttachError):
+            self.server.discard(self.id)
+        return capture
+
+    @property
+    def _vocab_size(self) -> int | None:
+        return (next(iter(self._status["ranks"].values()))["facts"].get("target") or {}).get("vocab_size")
 
 
 def bar() -> Progress:
@@ -156,28 +231,29 @@ def _check_tokens(
 
 
 def _send(
-    server: Server, prompts: list[Prompt], prefix: str, max_new_tokens: int, ignore_eos: bool, size: int,
-    meta: dict[str, Any], show: Progress, what: str = "prompts",
+    recording: Recording, prompts: list[Prompt], prefix: str, max_new_tokens: int, ignore_eos: bool,
+    what: str, answers: list[Answer],
 ) -> list[Answer]:  # fmt: skip
-    """Generate in batches; what was sent and answered goes to meta["requests"]."""
+    """Generate in batches; what was sent and answered goes to meta["requests"], the answers to `answers`."""
+    server, show, first = recording.server, recording.show, len(answers)
     ids = [server.token_ids(prompt) for prompt in prompts]
-    answers: list[Answer] = []
     show(what, 0, len(prompts))
-    for group in _groups([one is None for one in ids], size):
+    for group in _groups([one is None for one in ids], recording.size):
         sent: Any = [ids[i] if ids[i] is not None else prompts[i].prompt for i in group]
-        server.renew(meta["id"])
-        got = server.generate(sent, max_new_tokens, [f"{prefix}{i:04d}" for i in group], ignore_eos)
+        recording.renew()
+        rids = [f"{prefix}{first + i:04d}" for i in group]
+        got = server.generate(sent, max_new_tokens, rids, ignore_eos)
         answers += got
         for i, answer in zip(group, got, strict=True):
-            meta["requests"][answer.rid] = {
+            recording.meta["requests"][answer.rid] = {
                 "input_ids": ids[i],
                 "output_ids": answer.output_ids,
                 "text": answer.text,
                 "counters": {k: v for k, v in answer.meta_info.items() if k.startswith("spec_")},
                 "finish_reason": answer.meta_info.get("finish_reason"),
             }
-        show(what, len(answers), len(prompts))
-    return answers
+        show(what, len(answers) - first, len(prompts))
+    return answers[first:]
 
 
 def _groups(kinds: list[bool], size: int) -> list[list[int]]:
@@ -191,10 +267,10 @@ def _groups(kinds: list[bool], size: int) -> list[list[int]]:
 
 
 def _reprefill(
-    server: Server, status: dict[str, Any], order: dict[str, Any], facts: ServerFacts, meta: dict[str, Any],
-    depths: Sequence[int] | None, show: Progress,
-) -> None:  # fmt: skip
+    recording: Recording, status: dict[str, Any], prefix: str, depths: Sequence[int] | None
+) -> None:
     """Send each prompt and output once more as one prefill, under the id that the probe answers to."""
+    server, facts, meta, show = recording.server, recording.facts, recording.meta, recording.show
     state = meta["reprefill"]
     off = next((said["reprefill_off"] for said in status["ranks"].values() if said["reprefill_off"]), None)
     if off:
@@ -226,8 +302,8 @@ def _reprefill(
             state["requests"][rid] = {"skipped": f"{len(text)} tokens are over the probe's budget of {room}"}
         else:  # one at a time: the budget is for a whole batch
             steps = int(facts.fields.get("speculative_num_steps") or 1)
-            name = f"{order['reprefill_prefix']}.{wanted}.{rid}"
-            server.renew(order["id"])
+            name = f"{prefix}.{wanted}.{rid}"
+            recording.renew()
             answer = server.generate([text], steps, [name], ignore_eos=True)[0]
             state["requests"][rid] = {"further": answer.output_ids}
         show("re-prefill", done, len(texts))
