@@ -150,6 +150,6 @@ def test_numbered_notebook_asks_one_question_and_says_its_parameters(path):
 
 
 def test_every_notebook_has_its_question_and_its_line_in_the_readme():
-    readme = (NOTEBOOKS.parent / "README.md").read_text()
+    readme = (NOTEBOOKS / "README.md").read_text()
     assert {path.stem for path in EVERY} == set(QUESTIONS)
     assert all(f"{path.stem}.ipynb" in readme for path in EVERY)
