@@ -261,6 +261,34 @@ def test_partial_rotary_leaves_the_tail():
     torch.testing.assert_close(turned[..., :4], rotate(x[..., :4], positions, frequencies(Rope(), 4), "half"))
 
 
+@pytest.mark.parametrize(("family", "layout"), [("Glm", "interleaved"), ("Phi", "half")])
+def test_partial_rope_is_that_of_transformers(family, layout):
+    """GLM rotates part of a head in pairs, Phi in halves."""
+    import importlib
+
+    import transformers
+
+    modeling = importlib.import_module(f"transformers.models.{family.lower()}.modeling_{family.lower()}")
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=48, num_attention_heads=2, num_key_value_heads=2, head_dim=24, max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    x, positions = torch.randn(9, 2, 24), torch.arange(9)
+    cos, sin = getattr(modeling, f"{family}RotaryEmbedding")(config)(x, positions[None])
+    assert cos.shape[-1] == 12
+    rows = x.transpose(0, 1)[None]  # [1, heads, rows, d]
+    apply = modeling.apply_rotary_pos_emb
+    if family == "Phi":  # its attention cuts the head before it rotates
+        turned, _ = apply(rows[..., :12], rows[..., :12], cos, sin)
+        expected = torch.cat([turned, rows[..., 12:]], dim=-1)
+    else:
+        expected, _ = apply(rows, rows, cos, sin)
+    table = frequencies(Rope(300.0, rotary_dim=12), 24)
+    torch.testing.assert_close(rotate(x, positions, table, layout), expected[0].transpose(0, 1))
+
+
 def test_unknown_scaling_is_refused():
     with pytest.raises(BadInput, match="type 'longrope' is not known"):
         frequencies(Rope(scaling=(("type", "longrope"),)), 64)

@@ -132,6 +132,18 @@ def test_latent_attention_is_transformers_own(tmp_path, config):
     assert chain.tokens[0].tolist() == drafted
 
 
+def test_trees_are_drafted_from_latent_attention_too(tmp_path):
+    checkpoint = open_checkpoint(written(tmp_path / "d", {}))
+    torch.manual_seed(3)
+    tokens, features = torch.randint(VOCAB, (ROWS + 1,)), torch.randn(ROWS, 3 * H)
+    text = Drafting.over(Drafter(checkpoint, trained(checkpoint)[1]), tokens, features)
+    line = text.tree([5, ROWS], steps=STEPS, topk=1, nodes=STEPS + 1)
+    assert line.tokens.tolist() == text.chain([5, ROWS], STEPS).tokens.tolist()
+    wide = text.tree([5, ROWS], steps=STEPS, topk=3, nodes=12)
+    for row, start in enumerate([5, ROWS]):
+        assert wide.tokens[row].tolist() == text.tree([start], STEPS, 3, 12).tokens[0].tolist()
+
+
 def test_training_and_serving_agree_on_kimis_rope_but_not_on_every_scaling(tmp_path):
     launch = Launch(target=TARGET, dtype="float32")
     for number, (kind, same) in enumerate({"yarn": True, "linear": False, "llama3": False}.items()):
