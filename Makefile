@@ -4,7 +4,7 @@ SHELL = /bin/sh
 BIN = .venv/bin
 export PYTHON
 
-.PHONY: help setup report test test-unit lint data docs bench clean lab-environment test-environment server-environment
+.PHONY: help setup report test test-unit lint data docs bench compat clean lab-environment test-environment server-environment
 
 help: ## (default) this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ faultbench: ## inject the known faults and diagnose them blind (under 60 minutes
 
 inspectbench: test-environment ## inspect, diff, diagnose files of Kimi-K2.5's true shapes (each under 2 seconds)
 	$(BIN)/python tests/bench/kimi_files.py
+
+compat: lab-environment ## SGLang's releases: fetch the wheels, check that what eaglelab relies on is there
+	PYTHONPATH=tests $(BIN)/python -m compat
 
 clean: ## remove environments, caches and runs
 	rm -rf .venv .venv-server .cache runs build dist *.egg-info eaglelab_cpu/src/*.egg-info \

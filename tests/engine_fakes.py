@@ -17,6 +17,9 @@ class Mode:
     def is_idle(self) -> bool:
         return self.name == "IDLE"
 
+    def is_extend(self) -> bool:
+        return self.name == "EXTEND"
+
 
 class Request(SimpleNamespace):
     def __init__(self, rid: str, ids: list[int]) -> None:

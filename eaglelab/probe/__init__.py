@@ -3,7 +3,8 @@
 `register` is called by SGLang in every process. It acts in two kinds only: the HTTP server's main process
 (which makes the private spool folder and adds the routes) and the schedulers that this process starts
 (which get the hooks). Anywhere else, such as the detokenizer, an offline Engine or a tokenizer worker, it
-does nothing. Nothing here may ever raise into SGLang. Of the rest of eaglelab the probe imports `capture`.
+does nothing. Nothing here may ever raise into SGLang. Of the rest of eaglelab the probe imports `capture`
+and `releases`.
 
 The server's environment may set EAGLELAB_SPOOL_DIR (where the spool goes; default: the temporary folder)
 and EAGLELAB_REPREFILL_BYTES (budget of one re-prefill; default 4 GiB).

@@ -30,6 +30,24 @@ def parallel(name: str, default: int) -> int:
         return default
 
 
+def version() -> str:
+    import sglang
+
+    return sglang.__version__
+
+
+def tokenizer_workers() -> int | None:
+    """--tokenizer-worker-num of the HTTP server that runs in this process; None where it is not told."""
+    try:
+        from sglang.srt.runtime_context import get_serving
+
+        return get_serving().tokenizer_worker_num
+    except ImportError:  # before 0.5.17
+        from sglang.srt.entrypoints.http_server import get_global_state
+
+        return getattr(get_global_state().tokenizer_manager.server_args, "tokenizer_worker_num", None)
+
+
 def identity(worker: Any) -> Identity:
     tp = parallel("attn_tp_rank", parallel("tp_rank", getattr(worker.target_worker, "tp_rank", 0)))
     dp = max(parallel("attn_dp_rank", 0), parallel("dp_rank", 0))
@@ -65,8 +83,6 @@ def target_model(worker: Any) -> Any:
 
 def model_facts(worker: Any) -> dict[str, Any]:
     """Facts of the target that decide how its drafter is served, and of the running speculation."""
-    import sglang
-
     runner = worker.target_worker.model_runner
     config = getattr(runner.model_config, "hf_text_config", runner.model_config.hf_config)
     return {
@@ -87,7 +103,7 @@ def model_facts(worker: Any) -> dict[str, Any]:
         "topk": worker.topk,
         "draft_tokens": worker.speculative_num_draft_tokens,
         "device": device_type(worker),
-        "engine": {"name": "sglang", "version": sglang.__version__},
+        "engine": {"name": "sglang", "version": version()},
         "expected_ranks": parallel("tp_size", 1)
         * (parallel("dp_size", 1) if parallel("attn_dp_size", 1) == 1 else 1),
         "nnodes": parallel("nnodes", 1),

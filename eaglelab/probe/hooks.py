@@ -16,6 +16,7 @@ from typing import Any
 from eaglelab.probe import engine, reprefill, spool
 from eaglelab.probe.recorder import Recorder
 from eaglelab.probe.session import Arrays, Finish, Session
+from eaglelab.releases import NEWEST, at_least
 
 logger = logging.getLogger("eaglelab.probe")
 
@@ -25,6 +26,8 @@ GRAPHS = {
     "decode_extend": "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner"
     ".EAGLEDraftExtendCudaGraphRunner.execute",
 }
+
+OWN_PREFILL = (0, 5, 21)  # the first release in which a prefill has a method of its own
 
 Spans = list[tuple[int, int]]
 
@@ -62,18 +65,20 @@ def split(flat: Any, lengths: list[int]) -> list[list[int]]:
 
 
 class Hooks:
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, version: str = NEWEST) -> None:
+        self.recorder, self.version = recorder, version
         self._graph_ran: dict[str, bool] = {}
 
     def targets(self) -> dict[str, Callable]:
         worker = f"{MODULE}.EagleDraftWorker"
+        whole = at_least(self.version, OWN_PREFILL)
+        prefill = "_forward_prefill_batch" if whole else "forward_batch_generation"
         return {
             f"{worker}.alloc_memory_pool": self.attach,
             f"{worker}._draft_extend_for_prefill": self.prefill_extend,
             f"{worker}.draft": self.draft,
             f"{worker}._draft_extend_for_decode": self.decode_extend,
-            f"{MODULE}.EAGLEWorkerV2._forward_prefill_batch": self.prefill,
+            f"{MODULE}.EAGLEWorkerV2.{prefill}": self.prefill,
             GRAPHS["draft"]: self.draft_graph,
             GRAPHS["decode_extend"]: self.extend_graph,
         }
@@ -291,6 +296,6 @@ def register() -> Recorder:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     recorder = Recorder(spool.folder())
-    for target, hook in Hooks(recorder).targets().items():
+    for target, hook in Hooks(recorder, engine.version()).targets().items():
         HookRegistry.register(target, hook, HookType.AROUND)
     return recorder

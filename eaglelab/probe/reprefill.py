@@ -68,7 +68,7 @@ def plan(worker: Any, batch: Any) -> list[int] | None:
     nonce = os.environ.get(spool.NONCE, "")
     if not any(nonce and r.rid.startswith(nonce) for r in batch.reqs):
         return None
-    if batch.forward_mode.is_idle() or off(worker):
+    if not batch.forward_mode.is_extend() or off(worker):  # an older release decodes in the same method
         return None
     inner = inner_model(worker)
     layers = len(inner.layers)
@@ -161,7 +161,7 @@ def _cut(aux: Any, chunks: list[Any], keep: list[int]) -> Any:
 
 
 def around(recorder: Any, original: Callable, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """AROUND hook of EAGLEWorkerV2._forward_prefill_batch."""
+    """AROUND hook of EAGLEWorkerV2._forward_prefill_batch, before 0.5.21 of forward_batch_generation."""
 
     def failed(error: Exception) -> None:
         with contextlib.suppress(Exception):

@@ -16,7 +16,7 @@ import time
 from dataclasses import fields
 from typing import Any
 
-from eaglelab.probe import reprefill, spool
+from eaglelab.probe import engine, reprefill, spool
 from eaglelab.probe.session import Arm
 
 PREFIX = "/eaglelab"
@@ -40,9 +40,7 @@ def router() -> Any:
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
     def single_tokenizer() -> None:
-        from sglang.srt.runtime_context import get_serving
-
-        if get_serving().tokenizer_worker_num != 1:
+        if engine.tokenizer_workers() != 1:
             raise HTTPException(404, "eaglelab's routes need --tokenizer-worker-num 1")
 
     routes = APIRouter(prefix=PREFIX, dependencies=[Depends(single_tokenizer)])
