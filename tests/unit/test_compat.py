@@ -28,9 +28,9 @@ from eaglelab.releases import BEHAVIOURS
 
 
 def release(folder, version="0.5.23", **files) -> Release:
-    """A release of a few files: a__b="text" is sglang/srt/a/b.py."""
+    """A release of a few files, by path below sglang/srt."""
     for name, text in files.items():
-        path = folder / "sglang" / "srt" / (name.replace("__", "/") + ".py")
+        path = folder / "sglang" / "srt" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return Release(version, folder)
@@ -74,15 +74,10 @@ def test_a_fact_that_is_not_as_expected_is_a_surprise(tmp_path):
     assert "0.5.13: counts from 1: absent, expected" in surprises
 
 
-BEFORE = (
-    "for i in steps:\n    forward_batch.positions.add_(1)\n    out = self.draft_runner.forward(forward_batch)"
-)
-AFTER = (
-    "for i in steps:\n    out = self.draft_runner.forward(forward_batch)\n    forward_batch.positions.add_(1)"
-)
-FUSED = (
-    "for i in steps:\n    out = self.draft_runner.forward(b)\n    draft_topk1_postprocess(out, b.positions)"
-)
+FORWARD = "    out = self.draft_runner.forward(batch)"
+BEFORE = f"for i in steps:\n    batch.positions.add_(1)\n{FORWARD}"
+AFTER = f"for i in steps:\n{FORWARD}\n    batch.positions.add_(1)"
+FUSED = f"for i in steps:\n{FORWARD}\n    draft_topk1_postprocess(out, batch.positions)"
 
 
 def test_where_the_positions_of_draft_steps_move_on():
@@ -93,17 +88,14 @@ def test_every_hook_target_and_every_import_of_the_probe_is_a_fact(tmp_path):
     names = {f.name.removeprefix("hook ") for f in hook_facts()}
     for version in ("0.5.11", "0.5.23"):
         assert {".".join(t.split(".")[-2:]) for t in Hooks(None, version).targets()} <= names
-    assert (
-        "EAGLEWorkerV2._forward_prefill_batch" in names and "EAGLEWorkerV2.forward_batch_generation" in names
-    )
+    assert {"EAGLEWorkerV2._forward_prefill_batch", "EAGLEWorkerV2.forward_batch_generation"} <= names
     (tmp_path / "mod.py").write_text("def f():\n    from sglang.srt.a.b import c as d\n")
     (fact,) = import_facts(tmp_path)
     assert fact.name == "import b.c"
-    here, exported = release(tmp_path / "x", a__b="c = 1"), release(tmp_path / "y", a__b="from z import c")
-    package, gone = (
-        release(tmp_path / "z", a__b__init="", a__b____init__="class c: pass"),
-        release(tmp_path / "g"),
-    )
+    here = release(tmp_path / "x", **{"a/b": "c = 1"})
+    exported = release(tmp_path / "y", **{"a/b": "from z import c"})
+    package = release(tmp_path / "z", **{"a/b/__init__": "class c: pass"})
+    gone = release(tmp_path / "g", **{"a/b": "d = 1"})
     assert [fact.status(r) for r in (here, exported, package, gone)] == ["there", "there", "there", "absent"]
     assert {"import hook_registry.HookRegistry", "import auth.auth_level"} <= {f.name for f in import_facts()}
 
@@ -117,18 +109,17 @@ RULE = "class {}:\n    def set_eagle3_layers_to_capture(self, layer_ids=None):\n
 
 
 def test_a_target_whose_rule_for_layer_ids_is_new_is_told(tmp_path):
-    known = release(
-        tmp_path / "a",
-        models__a=RULE.format("A", "self.model.layers_to_capture = [val + 1 for val in layer_ids]"),
-        models__b=RULE.format("B", "self.language_model.set_eagle3_layers_to_capture(layer_ids)"),
-        models__c=RULE.format("C", "self.layers_to_capture = layers_to_capture"),
+    known = (
+        "self.model.layers_to_capture = [val + 1 for val in layer_ids]",
+        "self.language_model.set_eagle3_layers_to_capture(layer_ids)",
+        "self.layers_to_capture = layers_to_capture",
     )
-    assert unknown_rules(known) == []
-    new = release(
-        tmp_path / "b", models__n=RULE.format("New", "self.model.take = [val + 2 for val in layer_ids]")
-    )
+    files = {f"models/m{i}": RULE.format("A", line) for i, line in enumerate(known)}
+    assert unknown_rules(release(tmp_path / "a", **files)) == []
+    rule = RULE.format("New", "self.model.take = [val + 2 for val in layer_ids]")
+    new = release(tmp_path / "b", **{"models/n": rule})
     assert unknown_rules(new) == ["models/n.py:New"]
-    _, surprises = check([new], [])
+    _, surprises = check([new], [Fact("f", (("models/n.py", ""),), has("val + 2"))])
     assert surprises == ["0.5.23: models/n.py:New: a rule for layer ids of no known form"]
 
 
