@@ -9,4 +9,5 @@ from __future__ import annotations
 LESSONS = {  # notebook -> its title
     "1_speculative_decoding": "Speculative decoding and its arithmetic",
     "2_eagle3_from_tensors_up": "EAGLE-3 from tensors up",
+    "3_the_incident": "The incident",
 }
