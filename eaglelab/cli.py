@@ -116,6 +116,20 @@ def capture(
     return Result(*text.capture(got))
 
 
+@command("eaglelab disarm --server http://127.0.0.1:30000")
+def disarm(server: o.Url, api_key_file: o.KeyFile = None, as_json: o.Json = False) -> Result:
+    """Disarm a server's probe, whoever armed it, and drop what it was recording; again does no harm."""
+    from eaglelab.server import Server
+
+    with Server(server, key(api_key_file)) as client:
+        was = client.probe_status().get("armed")
+        client.disarm()
+        if was:
+            client.discard(was)
+    words = f"disarmed; recording {was} is dropped" if was else "it was not armed"
+    return Result({"server": client.url, "was_armed": was}, f"{client.url}: {words}")
+
+
 @command(
     "eaglelab inspect data/drafter-sglang --target data/target",
     'eaglelab inspect DRAFTER --target config.json --launch "--speculative-algorithm EAGLE"',

@@ -15,7 +15,16 @@ from eaglelab.html import code, panel
 if TYPE_CHECKING:
     from eaglelab.workbook import Workbook
 
-__all__ = ["stepper"]
+__all__ = ["attach", "stepper"]
+
+
+def attach(server: str = "", out: str = "") -> Any:
+    """The attach panel for a server's address; captures go to new folders in `out` (default: runs/)."""
+    if missing := _missing():
+        return missing
+    from eaglelab.widgets.attaching import Panel
+
+    return Panel(server, out)
 
 
 def stepper(book: Workbook, request: str = "", number: int = 0) -> Any:

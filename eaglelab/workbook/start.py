@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from eaglelab import report, tables, text
 from eaglelab.errors import AttachError
 from eaglelab.html import Html, panel, table, verdict_box
 from eaglelab.workbook.book import NOTEBOOKS, Workbook
+
+
+def demo(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """For notebook 01: its names; where `demo` is set, with the address of a server that is started here.
+
+    It is genuine SGLang with the tiny models, and ends with the kernel.
+    """
+    given = dict(namespace)
+    if given.get("demo"):
+        from eaglelab.serve import data_dir, start_server
+
+        data, up = data_dir(), _demo.enter_context(start_server())
+        paths = {"drafter": data / "drafter-sglang", "target": data / "target", "features": data / "features"}
+        given |= {"server": up.url, "capture": "", **{name: str(path) for name, path in paths.items()}}
+    return given
+
+
+_demo = contextlib.ExitStack()
+atexit.register(_demo.close)
 
 
 def answer(book: Workbook) -> Html:

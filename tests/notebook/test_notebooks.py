@@ -141,9 +141,9 @@ def test_numbered_notebook_asks_one_question_and_says_its_parameters(path):
     assert title == f"# {QUESTIONS[path.stem]}" and title.endswith("?")
     code = [c for c in cells if c.cell_type == "code"]
     assert code[0].metadata.tags == ["parameters"] and ".answer(" in code[1].source
-    own = {"before", "after", "request", "round_number", "edits"}
+    own = {"before", "after", "request", "round_number", "edits", "demo"}
     for name, said in inspect_notebook(str(path)).items():
-        assert said["help"] and said["inferred_type_name"] in ("str", "int"), name
+        assert said["help"] and said["inferred_type_name"] in ("str", "int", "bool"), name
         assert name in own or name in BookParams.model_fields
         if name not in own:
             assert ast.literal_eval(said["default"]) == BookParams.model_fields[name].default

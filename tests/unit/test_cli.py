@@ -18,7 +18,7 @@ from eaglelab.records import Finding
 
 DATA = Path(__file__).parents[2] / "data"
 COMMANDS = (
-    "demo", "serve", "capture", "inspect", "replay", "diagnose", "convert", "faults", "explain", "report"
+    "demo", "serve", "capture", "disarm", "inspect", "replay", "diagnose", "convert", "faults", "explain", "report"
 )  # fmt: skip
 DEAD = "http://127.0.0.1:1"
 
