@@ -16,10 +16,23 @@ from typing import TYPE_CHECKING, Any
 from eaglelab import records
 from eaglelab.catalogue import faults
 from eaglelab.checkpoint import open_checkpoint
-from eaglelab.checks import counters, feed, names, recorded, rungs, static, weights
+from eaglelab.checks import (
+    counters,
+    data,
+    feed,
+    hypothesised,
+    names,
+    recorded,
+    rungs,
+    static,
+    texts,
+    vocabulary,
+    weights,
+)
 from eaglelab.checks.causes import CAUSES
 from eaglelab.evidence import Evidence
 from eaglelab.gather import (
+    audited,
     climb_ladder,
     dynamic_evidence,
     launch_of,
@@ -143,6 +156,8 @@ def run(
         dynamic_evidence(evidence, recorded, stored, device, say)
     elif stored is not None:
         climb_ladder(evidence, stored, device, say)
+    if stored is not None:
+        evidence.data = audited(stored, evidence, say)
     return conclude(evidence, _pricer(evidence, device, say))
 
 
@@ -155,15 +170,41 @@ def conclude(evidence: Evidence, price: static.Price | None = None) -> Diagnosis
         feed.FINITE.fault: feed.finite,
         weights.LOADED.fault: weights.loaded,
         weights.SANE.fault: weights.sane,
-        RUNTIME: rungs.findings,
+        RUNTIME: lambda evidence: [
+            *hypothesised.runtime(evidence),
+            *hypothesised.training(evidence),
+            *rungs.findings(evidence),
+        ],
         counters.COUNTERS.fault: counters.reconcile,
         recorded.WHOLE.fault: recorded.findings,
+        data.DEPTHS.fault: data.findings,
+        vocabulary.COVERS.fault: vocabulary.findings,
+        texts.LENGTH.fault: texts.findings,
     }
-    found = [finding for fault, check in checks.items() for finding in _run(fault, check, evidence)]
+    found = _merged([finding for fault, check in checks.items() for finding in _run(fault, check, evidence)])
     found.sort(key=_order)
     failed = [f for f in found if f.verdict == "failed"]
     verdict: Verdict = "broken" if failed else "healthy" if _measured(evidence, found) else "inconclusive"
     return Diagnosis(verdict, failed[0].fault if failed else None, found, measurements(evidence), evidence)
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """One finding a fault that failed, also where several mechanisms found it."""
+    first: dict[str, Finding] = {}
+    out: list[Finding] = []
+    for finding in findings:
+        if finding.verdict != "failed" or finding.fault not in first:
+            out.append(finding)
+            if finding.verdict == "failed":
+                first[finding.fault] = finding
+            continue
+        old = first[finding.fault]
+        known = old.predicted_accept_length
+        predicted = finding.predicted_accept_length if known is None else known
+        lines = list(dict.fromkeys([*old.evidence, *finding.evidence]))
+        new = old.model_copy(update={"evidence": lines, "predicted_accept_length": predicted})
+        out[next(i for i, f in enumerate(out) if f is old)] = first[finding.fault] = new
+    return out
 
 
 def _run(
@@ -234,7 +275,7 @@ def _open_features(path: str | Path | None) -> StoredFeatures | None:
         return None
     from eaglelab.features import StoredFeatures
 
-    return StoredFeatures.open(path)
+    return StoredFeatures.open(path, strict=False)
 
 
 def _open_capture(path: str | Path | None) -> Capture | None:
@@ -259,10 +300,11 @@ def _pricer(evidence: Evidence, device: str, say: Progress) -> static.Price | No
         found = undo(evidence, flags, config, [d for one in some for d in one.undone], device)
         if found.accept_length is None:
             return None, f"what this fix would bring cannot be predicted: {found.reason}"
-        low, high = found.interval or (float("nan"), float("nan"))
+        between = found.interval and f"95 % interval {found.interval[0]:.2f} to {found.interval[1]:.2f}"
         return found.accept_length, (
-            f"predicted accept length after this fix: {found.accept_length:.2f} (95 % interval {low:.2f} to "
-            f"{high:.2f}), simulated on this server's own texts ({found.source})"
+            f"predicted accept length after this fix: {found.accept_length:.2f} "
+            f"({between or 'too few rounds for an interval'}), simulated on this server's own texts "
+            f"({found.source})"
         )
 
     return static.priced_once(price)

@@ -11,14 +11,17 @@ from eaglelab.launch import Launch
 from eaglelab.wiring import Feed, Wiring
 
 if TYPE_CHECKING:
+    from eaglelab.audit import Audit
     from eaglelab.capture import Capture
     from eaglelab.depths import DepthNames
     from eaglelab.features import StoredFeatures
+    from eaglelab.hypotheses import Search
     from eaglelab.ladder import Ladder
     from eaglelab.live import Match
     from eaglelab.loader import Loading
     from eaglelab.records import Measurement
     from eaglelab.stats import FeatureStats
+    from eaglelab.training import Doubt
 
 
 @dataclass
@@ -49,6 +52,9 @@ class Evidence:
     right: Checkpoint | None = None
     refused: tuple[str, ...] = ()
     stored: StoredFeatures | None = None
+    data: Audit | None = None  # what the stored features are
+    runtime: Search | None = None  # what the server was found to do otherwise
+    doubt: Doubt | None = None  # whether the config says what was trained
 
     def why_not(self, part: str) -> str:
         """Why a part of the evidence is missing."""

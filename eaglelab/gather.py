@@ -19,6 +19,7 @@ from eaglelab.served import served
 from eaglelab.trained import trained
 
 if TYPE_CHECKING:
+    from eaglelab.audit import Audit
     from eaglelab.capture import Capture
     from eaglelab.features import StoredFeatures
 
@@ -174,8 +175,10 @@ def dynamic_evidence(
 
 
 def climb_ladder(evidence: Evidence, stored: StoredFeatures | None, device: str, say: Progress) -> None:
-    """Measure the rungs that the evidence allows."""
+    """Measure the rungs that the evidence allows; look for what the server does against its own files."""
+    from eaglelab.hypotheses import search
     from eaglelab.ladder import climb
+    from eaglelab.training import doubt
 
     target = evidence.target
     if target is None or not {"lm_head.weight", "embed_tokens.weight", "norm.weight"} <= set(target.tensors):
@@ -185,6 +188,17 @@ def climb_ladder(evidence: Evidence, stored: StoredFeatures | None, device: str,
     evidence.ladder = climb(
         evidence.original, target, evidence.capture, stored, evidence.launch, device, evidence.checkpoint
     )
+    evidence.stored = stored
+    evidence.runtime = search(evidence, device, say)
+    evidence.doubt = doubt(evidence, device, say)
+
+
+def audited(stored: StoredFeatures, evidence: Evidence, say: Progress) -> Audit:
+    """What the trainer's stored features are."""
+    from eaglelab.audit import audit
+
+    say("reading the stored features")
+    return audit(stored, evidence)
 
 
 def _live(evidence: Evidence, capture: Capture, say: Progress) -> None:

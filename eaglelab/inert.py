@@ -131,9 +131,20 @@ class Evidence:
         return mine, self.target.tensors.get(name) if self.target else None
 
     def _later_norm(self, a: str, b: str) -> tuple[bool, str]:
-        names = [f"layers.{n}.{kind}.weight" for n in range(1, self.trained.layers) for kind in (a, b)]
+        later = range(1, self.trained.layers)
+        if self.copy and all(
+            self._renamed(f"layers.{n}.{a}.weight", f"layers.{n}.{b}.weight") for n in later
+        ):
+            return True, f"the file that is served holds its {a} as {b}"
+        names = [f"layers.{n}.{kind}.weight" for n in later for kind in (a, b)]
         ones = self.checkpoint is not None and all(self._ones(name) for name in names)
         return ones, "both norms are ones" if ones else f"{b} is applied where {a} was trained"
+
+    def _renamed(self, before: str, after: str) -> bool:
+        """Whether the served file holds one tensor's numbers under another name."""
+        mine = self.checkpoint.tensors.get(before) if self.checkpoint else None
+        theirs = self.copy.tensors.get(after) if self.copy else None
+        return mine is not None and theirs is not None and equal_numbers(mine, theirs)
 
     def _ones(self, name: str) -> bool:
         """Whether a norm's weight is all ones: in the file, or because nothing fills it."""
@@ -154,10 +165,12 @@ class Evidence:
     def _dropped(self, a: tuple[str, ...], b: tuple[str, ...]) -> tuple[bool, str]:
         """`b`: names in the file that is served."""
         for name in sorted(set(b) - set(a)):
+            if name.endswith("inv_freq"):
+                continue  # a buffer of rope, which older libraries saved: computed, not trained
             info = self.copy.tensors.get(name) if self.copy else None
             if info is None or not name.endswith(".bias") or info.array().any():
                 return False, f"{name} was trained and has no effect"
-        return True, "every one is a bias of zeros" if set(b) - set(a) else "all are used"
+        return True, "every one is a bias of zeros, or a buffer" if set(b) - set(a) else "all are used"
 
     def _attention_bias(self, a: bool, b: bool) -> tuple[bool, str]:
         return self._zero_biases("q_proj.bias", "k_proj.bias", "v_proj.bias")

@@ -14,6 +14,7 @@ WAYS = {  # how a kind of `detected_by` reads
     "cause": "a known cause, undone and derived anew: {}",
     "check": "the check {}",
     "diff": "`trained` against `served`: field {}",
+    "replay": "replay under that edit of the setting: {}",
     "rung": "the ladder, rung {}",
     "command": "`eaglelab {}`",
 }

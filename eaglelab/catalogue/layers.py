@@ -13,7 +13,7 @@ FAULTS = (
         ("config", "launch", "capture"),
         "write ids that mean the trained depths on this architecture (`eaglelab inspect` prints them)",
         3,
-        ("check:feed-depths", "check:feed-mismatch"),
+        ("check:feed-depths", "check:stored-features-shifted", "check:feed-mismatch"),
         "where --drafter is the very config that is served, its ids are taken at their word: only stored "
         "features (--features) show it then",
         symptom="-0.10 accept length (kimi-k2.5-eagle3-mla)",
@@ -30,7 +30,7 @@ FAULTS = (
         ("config", "capture"),
         "add 1 to the ids",
         3,
-        ("check:feed-depths", "check:feed-mismatch"),
+        ("check:feed-depths", "check:stored-features-shifted", "check:feed-mismatch"),
         "where --drafter is the very config that is served, its ids are taken at their word: only stored "
         "features (--features) show it then",
         symptom="first position about 10 % in place of 45 % (MiniMax-M2.5)",
@@ -83,7 +83,7 @@ FAULTS = (
         ("config", "stored data", "capture"),
         "write ids as outputs of layers on both sides",
         3,
-        ("check:feed-depths", "check:feed-mismatch"),
+        ("check:feed-depths", "check:stored-features-shifted", "check:feed-mismatch"),
         "where --drafter is the very config that is served, its ids are taken at their word: only stored "
         "features (--features) show it then",
         threads="BaldEagle#18 EAGLE#213 EAGLE#239 SpecForge#240",
@@ -113,7 +113,7 @@ FAULTS = (
         ("stored data",),
         "dump again, or shift the ids",
         3,
-        ("rung:3", "check:feed-mismatch"),
+        ("check:stored-features-shifted", "rung:3", "check:feed-mismatch"),
         source="speculators 0.3 custom_worker; Model-Optimizer",
         inferred="unreported, the loss is not known",
     ),
@@ -133,8 +133,8 @@ FAULTS = (
         "chunk-order",
         0,
         "the chunks of a row come in another order than the columns of fc were trained in",
-        "engines hand over depths ascending, each once; a trainer concatenates in the order of its ids, and a "
-        "conversion that sorts the ids must move the columns of fc alike",
+        "engines hand over depths ascending, each once; a trainer concatenates in the order of its ids, and "
+        "a conversion that sorts the ids must move the columns of fc alike",
         ("config", "tensors", "replay"),
         "convert again: `eaglelab convert` moves the columns",
         4,

@@ -58,7 +58,7 @@ TENSORS = CHANGED.fault
 NAMED = frozenset({*FIELDS.values(), *HEADS.values(), *MAPS.values(), TENSORS}) | {
     "fc-width-differs", "ids-missing", "ids-plus-one", "ids-off-by-one", "ids-copied-in-conversion",
     "id-past-the-last-layer", "embedding-counted", "trained-embedding-replaced", "random-embedding-exported",
-    "midlayer-name",
+    "midlayer-name", "target-not-the-trained-one", "chunk-order",
 }  # fmt: skip
 
 
@@ -88,6 +88,12 @@ def named(evidence: Evidence, differences: list[Difference] | tuple[Difference, 
 
 def follow(found: dict[str | None, list[Difference]]) -> None:
     """Width, norm and a bypassed fc follow from the depths that are fed; they are no faults of their own."""
+    if "chunk-order" in found and TENSORS in found:  # columns left in the trainer's order: no other numbers
+        kept = [d for d in found[TENSORS] if not d.field.startswith(("fc.", "input_norm.", "fc_norm."))]
+        found["chunk-order"] += [d for d in found[TENSORS] if d not in kept]
+        found[TENSORS] = kept
+        if not kept:
+            del found[TENSORS]
     led = next(
         (name for name, some in found.items() if name and any(d.field == "depths" for d in some)), None
     )
@@ -159,6 +165,8 @@ def depths(evidence: Evidence, meant: tuple[int, ...], fed: tuple[int, ...]) -> 
         return "fc-width-differs"
     if evidence.copied and ids == ours.aux_layer_ids and ours.dialect != theirs.dialect:
         return "ids-copied-in-conversion"
+    if sorted(fed) == sorted(meant):
+        return "chunk-order"
     if 0 in (*meant, *fed):
         return "embedding-counted"
     return shifted({f - m for m, f in zip(sorted(meant), sorted(fed), strict=True)})
@@ -233,8 +241,10 @@ def _embedding(evidence: Evidence) -> str:
     theirs = evidence.target.tensors.get("embed_tokens.weight") if evidence.target else None
     if mine is None or theirs is None or mine.shape != theirs.shape:
         return "trained-embedding-replaced"
-    close = _alike(mine, theirs, np.arange(mine.shape[0])) > ALIKE
-    return "trained-embedding-replaced" if close else "random-embedding-exported"
+    if _alike(mine, theirs, np.arange(mine.shape[0])) <= ALIKE:
+        return "random-embedding-exported"
+    frozen = evidence.original.settings.embedding_trained is False
+    return "target-not-the-trained-one" if frozen else "trained-embedding-replaced"
 
 
 def _alike(mine: TensorInfo, theirs: TensorInfo, rows: np.ndarray, most: int = 512) -> float:

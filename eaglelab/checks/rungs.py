@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from eaglelab.checks import Check
+from eaglelab.checks.hypothesised import unexplained
 from eaglelab.evidence import Evidence
-from eaglelab.ladder import MEANING
 from eaglelab.records import Finding
-from eaglelab.replay import Replay
+
+if TYPE_CHECKING:
+    from eaglelab.replay import Replay
 
 DROPS = {
     "training": Check(
@@ -38,17 +42,14 @@ DROPS = {
         rung=5,
     ),
 }
-# How far ahead of the server's token our best choice may lie and still be rounding: (logits, agreement).
-# float32: sums in another order, as tensor-parallel ranks make them. bfloat16: measured on the tiny models,
-# where every disagreement lay within 0.0625; the agreement was 0.97 and more.
-ROUNDING = {"float32": (1e-3, 0.99), "float16": (0.05, 0.9), "bfloat16": (0.25, 0.9)}
 
 
 def findings(evidence: Evidence) -> list[Finding]:
     """One finding a drop; the runtime one also asks for equal draft tokens."""
     found = {meaning: _drop(check, meaning, evidence) for meaning, check in DROPS.items()}
     if evidence.ladder and evidence.ladder.replay and evidence.ladder.replay.tokens:
-        found["runtime"] = _runtime(evidence.ladder.replay, found["runtime"])
+        drop = _runtime(evidence.ladder.replay, found["runtime"])
+        found["runtime"] = drop.model_copy(update={"evidence": [*drop.evidence, *unexplained(evidence)]})
     return list(found.values())
 
 
@@ -58,6 +59,8 @@ def _drop(check: Check, meaning: str, evidence: Evidence) -> Finding:
         return check.skipped(evidence.why_not("ladder"))
     drop = ladder.drops.get(meaning)
     if drop is None or drop.interval is None:
+        from eaglelab.ladder import MEANING
+
         between = next(names for names, words in MEANING.items() if words == meaning)
         reasons = {ladder.rungs[name].reason: name for name in between if ladder.rungs[name].reason}
         lines = [f"rung {name}: {reason}" for reason, name in reasons.items()]
@@ -82,8 +85,9 @@ def _runtime(replay: Replay, drop: Finding) -> Finding:
     equal = replay.exact
     if not equal:
         round_, step, gap = replay.disagreements[0]
-        logits, agreement = ROUNDING.get(replay.dtype, ROUNDING["bfloat16"])
-        equal = gap <= logits and replay.agreement >= agreement
+        from eaglelab.hypotheses import beyond_rounding
+
+        equal = not beyond_rounding(replay)
         what = "a near-tie: rounding, not a fault" if equal else "more than rounding"
         lines.append(
             f"widest disagreement: request {round_.rid}, {round_.n} rows, draft {step + 1}: the replayed "

@@ -17,7 +17,7 @@ from eaglelab.records import Finding
 
 @dataclass(frozen=True)
 class Culprit:
-    """A cause with a name, and what undoes it: flags and config fields, or `undone` fields served as trained."""
+    """A cause with a name, and what undoes it: flags and config fields, or `undone` fields, as trained."""
 
     slug: str
     title: str

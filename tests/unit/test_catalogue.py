@@ -10,10 +10,10 @@ import torch
 from drafters import DATA, SGLANG, SPECULATORS, TARGET, edited
 from typer.testing import CliRunner
 
-from eaglelab import catalogue, checks, cli, diagnose
+from eaglelab import catalogue, checks, cli, diagnose, edits
 from eaglelab.catalogue import Fault
 from eaglelab.checkpoint import open_checkpoint, open_target
-from eaglelab.checks import Check, static
+from eaglelab.checks import Check, names, static
 from eaglelab.checks.causes import CAUSES, Cause
 from eaglelab.errors import BadInput
 from eaglelab.gather import static_evidence
@@ -42,23 +42,24 @@ def slugs_in(kind):
 
 
 def test_every_slug_that_the_code_can_emit_is_in_the_catalogue():
-    emitted = slugs_in(Check) | slugs_in(Cause)
+    emitted = slugs_in(Check) | slugs_in(Cause) | names.NAMED | edits.NAMED
     assert len(emitted) >= 16
     assert emitted - FAULTS.keys() == set()
 
 
 def test_what_detects_a_fault_exists():
-    names = {
+    exists = {
         "cause": {cause.slug for cause in CAUSES},
         "check": slugs_in(Check),
         "diff": {f.name for f in (*fields(Feed), *fields(Wiring))},
+        "replay": edits.NAMED,
         "rung": {"1", "2", "3", "4", "5"},
         "command": {c.callback.__name__ for c in cli.app.registered_commands},
     }
     for fault in FAULTS.values():
         for way in fault.detected_by:
             kind, _, name = way.partition(":")
-            assert name in names[kind], f"{fault.slug}: {way}"
+            assert name in exists[kind], f"{fault.slug}: {way}"
 
 
 def test_slugs_are_unique_and_every_collected_fault_is_there():

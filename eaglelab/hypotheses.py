@@ -1,0 +1,215 @@
+"""What did the server do otherwise than it says? Its drafts are replayed under single edits of the setting.
+
+Where rung 4 and rung 5 disagree, something between launch and draft tokens is not as read. An edit (`edits`)
+under which the server's draft tokens come out is what it is. A few rounds sort out most edits; those that
+come near are replayed on more. Every draft step is given the server's own tokens before it, so that one
+token that differs does not spoil the rest of its round. If no edit explains it, no two of the best together
+either, then that is said, with the best one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from eaglelab.edits import Edit, build, of_engine, of_rows, of_setting
+from eaglelab.errors import BadInput
+from eaglelab.overlay import Overlay
+from eaglelab.progress import Progress, quiet
+from eaglelab.replay import Replay, replay_text
+from eaglelab.simulate import Speculation, Text, captured_text, is_stored
+
+if TYPE_CHECKING:
+    from eaglelab.capture import Capture, Round
+    from eaglelab.evidence import Evidence
+
+# How far ahead of the server's token our best choice may lie and still be rounding: (logits, agreement).
+# float32: sums in another order, as tensor-parallel ranks make them. bfloat16: measured on the tiny models,
+# where every disagreement lay within 0.0625; the agreement was 0.97 and more.
+ROUNDING = {"float32": (1e-3, 0.99), "float16": (0.05, 0.9), "bfloat16": (0.25, 0.9)}
+FEW, MANY = 24, 160  # rounds: to sort edits, and to name one
+TEXTS = 6
+FINALISTS = 8
+BEAM = 4  # best edits that are tried together with every other
+SECONDS = 60.0  # for everything: what was not tried until then is said
+GAP = 0.25  # of the disagreement may stay and the edit still explain it
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An edit and the share of the server's draft tokens that come out under it (on the larger sample)."""
+
+    edit: Edit
+    agreement: float
+    parts: tuple[Edit, ...] = ()  # of two edits at once
+
+
+@dataclass
+class Search:
+    """What a search found. `explaining`: edits, best first, that tie within the noise of a few tokens."""
+
+    before: float
+    tokens: int
+    explaining: list[Tried] = field(default_factory=list)
+    best: Tried | None = None
+    tried: int = 0
+    left_out: int = 0
+    where: list[str] = field(default_factory=list)
+
+
+def beyond_rounding(replay: Replay) -> bool:
+    """Whether a replay differs from the server by more than near-ties."""
+    if replay.exact or not replay.tokens:
+        return False
+    _, _, gap = replay.disagreements[0]
+    logits, agreement = ROUNDING.get(replay.dtype, ROUNDING["bfloat16"])
+    return not (gap <= logits and replay.agreement >= agreement)
+
+
+def search(evidence: Evidence, device: str = "cpu", say: Progress = quiet) -> Search | None:
+    """Look for the edit of the served setting under which the server's drafts come out.
+
+    None where there is nothing to look for: no replay, one that agrees, or one that has to guess tensors.
+    """
+    replay = evidence.ladder.replay if evidence.ladder else None
+    if replay is None or evidence.capture is None or evidence.served is None:
+        return None
+    if replay.guessed or not beyond_rounding(replay):
+        return None
+    say("looking for what the server does otherwise")
+    return _Search(evidence, device, say).run()
+
+
+class _Search:
+    def __init__(self, evidence: Evidence, device: str, say: Progress):
+        assert evidence.served is not None and evidence.capture is not None
+        self.feed, self.wiring = evidence.served
+        self.capture, self.target, self.device, self.say = evidence.capture, evidence.target, device, say
+        self.source = Overlay(evidence.checkpoint)
+        self.dtype = getattr(torch, self.wiring.dtype)
+        self.speculation = Speculation.of(evidence.capture.launch)
+        self.until = time.monotonic() + SECONDS
+        self.chunks = max(1, self.feed.width // evidence.checkpoint.target_hidden_size)
+        self.width = evidence.checkpoint.target_hidden_size
+        self.many = sample(evidence.capture, MANY)
+        self.few = sample(evidence.capture, FEW)
+
+    def edits(self) -> Iterable[Edit]:
+        yield from of_setting(self.wiring, self.source, self.target)
+        yield from of_rows(self.wiring, self.chunks, self.width, self.target, engine=True)
+        yield from of_engine(self.wiring, self.source, self.target)
+
+    def run(self) -> Search:
+        nothing = Edit(None, "", self.wiring)
+        before = self.agreement(nothing, self.many)
+        found = Search(before[0], before[1])
+        found.where = self.localise(nothing)
+        edits = list(self.edits())
+        ranked = self.rank(edits, found)
+        finalists = [Tried(edit, self.agreement(edit, self.many)[0]) for edit in ranked[:FINALISTS]]
+        finalists.sort(key=lambda t: -t.agreement)
+        found.best = finalists[0] if finalists else None
+        found.explaining = self.explaining(finalists, found.before)
+        if not found.explaining and finalists:
+            self.pairs(ranked, edits, found)
+        return found
+
+    def rank(self, edits: list[Edit], found: Search) -> list[Edit]:
+        """Edits by their agreement on a few rounds, the best first; those that do not fit are left out."""
+        scores = []
+        for i, edit in enumerate(edits):
+            if time.monotonic() > self.until:
+                found.left_out += 1
+                continue
+            self.say("trying edits of the served setting", i, len(edits))
+            try:
+                scores.append((self.agreement(edit, self.few)[0], -i, edit))
+                found.tried += 1
+            except (BadInput, ValueError, LookupError, RuntimeError):
+                continue  # an edit that these shapes do not allow is none that the server made
+        return [edit for *_, edit in sorted(scores, key=lambda s: s[:2], reverse=True)]
+
+    def pairs(self, ranked: list[Edit], edits: list[Edit], found: Search) -> None:
+        """The best edits, each together with every other that changes something else."""
+        few = self.agreement(Edit(None, "", self.wiring), self.few)[0]
+        start = [e for e in ranked[:BEAM] if self.agreement(e, self.few)[0] > few + 0.02]
+        both = [
+            (a.then(b, self.wiring), (a, b)) for a in start for b in edits if a is not b and a.slug != b.slug
+        ]
+        names = {id(edit): parts for edit, parts in both}
+        best = self.rank([edit for edit, _ in both], found)[:FINALISTS]
+        tried = [Tried(e, self.agreement(e, self.many)[0], names[id(e)]) for e in best]
+        tried.sort(key=lambda t: -t.agreement)
+        found.explaining = self.explaining(tried, found.before)[:1]
+
+    def explaining(self, tried: list[Tried], before: float) -> list[Tried]:
+        """Those under which nearly every token comes out, and no other does better."""
+        bar = ROUNDING.get(self.wiring.dtype, ROUNDING["bfloat16"])[1]
+        enough = [t for t in tried if t.agreement >= bar and 1 - t.agreement <= GAP * (1 - before)]
+        return [t for t in enough if t.agreement >= enough[0].agreement - 0.002]
+
+    def agreement(self, edit: Edit, rounds: list[tuple[Text, list[Round]]]) -> tuple[float, int]:
+        """-> (share of the server's draft tokens that come out under an edit, how many there are)."""
+        drafter = build(edit, self.source, self.target, self.device, self.dtype)
+        equal = total = 0
+        for text, some in rounds:
+            for r in self.replayed(drafter, edit, text, some):
+                equal += sum(r.equal)
+                total += len(r.server)
+        return (equal / total if total else float("nan")), total
+
+    def replayed(self, drafter: Any, edit: Edit, text: Text, some: list[Round]) -> list[Any]:
+        if edit.rows is not None:
+            text = Text(text.rid, text.tokens, edit.rows(text.features), text.prompt_len, text.end)
+        rows = min(len(text.features), len(text.tokens) - edit.wiring.token_shift)
+        some = [r for r in some if r.n <= rows]
+        return replay_text(drafter, text, some, self.speculation, forced=self.speculation.topk == 1)
+
+    def localise(self, nothing: Edit) -> list[str]:
+        """Where the disagreement lies: from which draft step on, in which rounds."""
+        drafter = build(nothing, self.source, self.target, self.device, self.dtype)
+        found = [
+            (i, r, text)
+            for text, some in self.many
+            for i, r in enumerate(self.replayed(drafter, nothing, text, some))
+        ]
+        lines = []
+        if self.speculation.topk == 1 and found:
+            most = max(len(r.server) for _, r, _ in found)
+            steps = [[r.equal[j] for _, r, _ in found if len(r.equal) > j] for j in range(most)]
+            shares = [float(np.mean(step)) for step in steps]
+            lines.append("agreement by draft step, given the server's tokens before it: " + _shares(shares))
+        first = [all(r.equal) for _, r, text in found if r.n == text.prompt_len]
+        later = [all(r.equal) for _, r, text in found if r.n != text.prompt_len]
+        if first and later:
+            lines.append(
+                f"rounds that come out whole: {sum(first)} of {len(first)} first ones after a prefill, "
+                f"{sum(later)} of {len(later)} later ones"
+            )
+        return lines
+
+
+def _shares(values: list[float]) -> str:
+    return ", ".join(f"{v:.3f}" for v in values)
+
+
+def sample(capture: Capture, count: int) -> list[tuple[Text, list[Round]]]:
+    """At most `count` drafted rounds, of a few texts, spread over each: first and last ones among them."""
+    whole = []
+    for rid, trace in capture.requests.items():
+        if is_stored(rid) or trace.state != "complete":
+            continue
+        drafted = [r for r in trace.rounds if r.draft_tokens]
+        if drafted:
+            whole.append((captured_text(trace), drafted))
+    whole = whole[: max(2, min(TEXTS, count // 12))]
+    found = []
+    for text, rounds in whole:
+        places = np.unique(np.linspace(0, len(rounds) - 1, max(1, count // len(whole))).astype(int))
+        found.append((text, [rounds[i] for i in places]))
+    return found
