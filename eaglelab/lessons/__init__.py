@@ -10,4 +10,5 @@ LESSONS = {  # notebook -> its title
     "1_speculative_decoding": "Speculative decoding and its arithmetic",
     "2_eagle3_from_tensors_up": "EAGLE-3 from tensors up",
     "3_the_incident": "The incident",
+    "4_layers_offsets_conventions": "Layers, offsets and conventions",
 }

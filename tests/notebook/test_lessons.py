@@ -216,6 +216,16 @@ SLIPS = [  # (lesson, what an answer says, what a reader may write there, words 
     ("3", '"fc": "bypassed"', '"fc": "applied"', "384"),
     ("3", 'cause = "eagle-flag-on-eagle3-drafter"', 'cause = "aux-hidden-state-off"', "kept its own head"),
     ("3", 'fix = "--speculative-algorithm EAGLE3"', 'fix = "--speculative-num-steps 3"', "still differ in"),
+    ("4", "return depth, depth == n", "return depth, False", "last has been normed"),
+    ("4", "index % (n + 1)", "index % n", "n \\+ 1 hidden states|should be"),
+    ("4", 'plus = 0 if tool in ("speculators", "vllm") else 1', "plus = 0", "one layer more"),
+    ("4", "if ids[0] == 1 else 0", "if 1 in ids else 0", "Only the"),
+    ("4", "if max(ids) == n else 1", "if ids[0] == n else 1", "largest id is n"),
+    ("4", "d - minus", "d + minus", "minus one"),
+    ("4", "return [2, n // 2, n - 3]", "return [2, n // 2, n - 2]", "should be"),
+    ("4", "key=lambda d: error", "key=lambda d: -error", "Rows of depths"),
+    ("4", "(dim=1)).median()", "(dim=1)).max()", "odd rows"),
+    ("4", "return rows == drafts", "return rows == 0 and drafts == 0", "angle"),
 ]  # fmt: skip
 
 
