@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,17 +56,18 @@ def run_target(path: Path, texts: list[list[int]], largest: int = LARGEST) -> li
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, local_files_only=True, output_loading_info=True, use_safetensors=True
         )
     except Exception as error:  # whatever a config makes transformers raise
         raise BadInput(f"{path}: transformers cannot load this target: {error}") from error
+    model, told = loaded
     if told["missing_keys"]:
         raise BadInput(f"{path}: the target's file lacks {sorted(told['missing_keys'])[0]} and others")
     return [_run(model, ids) for ids in texts]
 
 
-def _run(model, ids: list[int]) -> TargetRun:
+def _run(model: Any, ids: list[int]) -> TargetRun:
     import torch
 
     entering: list[Array] = []

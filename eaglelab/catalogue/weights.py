@@ -92,7 +92,7 @@ FAULTS = (
         ("tensors", "stored data", "capture"),
         "a larger map, or one counted on the traffic to be served",
         2,
-        undetected="not counted yet; the share of a capture's tokens that d2t reaches would show it",
+        ("check:draft-vocab-coverage",),
         symptom="0.454/0.461 per draft (gemma-4-31B)",
         threads="vllm#50158",
         inferred="the thread's follow-up was read in part",
@@ -117,8 +117,7 @@ FAULTS = (
         ("tensors", "config"),
         "save the map with the weights",
         2,
-        undetected="not named yet: vocab_map reads identity on both sides, so that rungs 1 and 2 are low and "
-        "nothing differs; a draft vocabulary smaller than the target's without d2t would show it",
+        ("check:d2t-not-exported",),
         symptom="near zero",
         threads="Automodel#2447 SpeCo#66 Automodel#2467",
     ),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from eaglelab.catalogue import find
 from eaglelab.checks import Check
+from eaglelab.checks.feed import shown
 from eaglelab.checks.names import shifted
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
@@ -146,6 +147,10 @@ def _elsewhere(names: DepthNames, evidence: Evidence, lines: list[str]) -> Findi
     """Plainly other depths than the config's. Which of the two is wrong is what the drafter itself says."""
     meant = evidence.trained[0].depths
     stored = tuple(c.depth for c in names.chunks[:-1])
+    if evidence.depths is not None and tuple(evidence.depths.depths) == stored:
+        slug, _ = shown(evidence.depths, (evidence.served or evidence.trained)[0], evidence)
+        if slug is not None:
+            return _named(slug, *lines, "the server feeds the very depths that were stored")
     better = evidence.data.better_on if evidence.data else None
     if better is not None:
         on, off = better
