@@ -55,9 +55,9 @@ class Case:
     apart); say why in `note`. rung: where the acceptance is lost; for kind "out-of-sight" it is what is
     judged. untouched: checkpoint, config and launch are right, so that nothing can be read off them. server:
     name of the genuine server's set-up, "" for none; cases of one name run one after the other. fast: part of
-    FAST=1 although it needs a server (those without one always are). sweep: cases with the same word are one
-    fault with other parameters and count once. relaunch: the fault can be undone by a flag or a line of the
-    config, and `Injected.before` is what that gives, so that the predicted accept length is compared with it.
+    FAST=1. sweep: cases with the same word are one fault with other parameters and count once. relaunch: the
+    fault can be undone by a flag or a line of the config, and `Injected.before` is what that gives, so that
+    the predicted accept length is compared with it.
     """
 
     name: str

@@ -52,11 +52,13 @@ def odd(
     features: Callable[[Bench], Path] | None = None,
     capture: bool = False,
     copy: bool = True,
-    note: str = "",
+    trained_on: bool = False,
+    fast: bool = True,
     **edits: Any,
 ) -> Case:
-    """A variant: the trainer's folder, its conversion (with edits that change nothing), stored features.
+    """A variant: the trainer's folder, its conversion (with edits that change nothing), perhaps its features.
 
+    trained_on: stored features at its depths are given, so that the training is doubted too (seconds).
     copy: the conversion is given too; else diagnose converts, or takes the folder as it is. capture: the one
     of data/, which another spelling of the same tensors must agree with.
     """
@@ -70,16 +72,15 @@ def odd(
             inputs["capture"] = GOLDEN
         else:
             inputs["launch"] = flags
-        stored = features(bench) if features else fitting(bench, trainers)
-        if stored:
-            inputs["features"] = stored
+        if features or trained_on:
+            inputs["features"] = features(bench) if features else fitting(bench, trainers)
         served = inputs.get("served_drafter", trainers)
         return Injected(inputs, as_trained(bench, trainers), as_served(bench, served, flags))
 
-    return Case(name, "healthy", inject, note=note)
+    return Case(name, "healthy", inject, fast=fast)
 
 
-def fitting(bench: Bench, trainers: Path) -> Path | None:
+def fitting(bench: Bench, trainers: Path) -> Path:
     """Stored features at the depths of a drafter."""
     from eaglelab.checkpoint import open_checkpoint, open_target
 
@@ -128,26 +129,32 @@ def named_by(dialect: str) -> Case:
     return odd(f"spelled-{dialect}", lambda bench: respelled(bench, dialect), copy=False)
 
 
+def trained(name: str, original: Make = shipped, **more: Any) -> Case:
+    """A drafter that is odd itself: its training is doubted, and must stand. A few of them are in FAST=1."""
+    return odd(name, original, trained_on=True, fast=name in QUICK, **more)
+
+
+QUICK = ("as-shipped", "head-of-the-target", "five-depths", "chunks-reordered-by-conversion", "weak-drafter")
 BACKENDS = " --attention-backend trtllm_mla --speculative-draft-attention-backend fa3"
 UNQUANTISED = " --quantization fp8 --speculative-draft-model-quantization unquant"
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rope_scaling": None}
 WIRINGS = (
-    odd("as-shipped"),
-    odd("full-vocabulary-zero-offsets", own_head),
-    odd("identity-map", identity),
-    odd("head-of-the-target", targets_head, config={"draft_vocab_size": None}),
-    odd("two-depths", depths(3, 5)),
-    odd("five-depths", depths(1, 2, 4, 5, 7)),
-    odd("depth-zero", depths(0, 3, 5)),
-    odd("chunks-reordered-by-conversion", depths(5, 2, 4)),
-    odd("norm-per-chunk", lambda bench: refit(bench, (2, 4, 5), "per-chunk")),
-    odd("no-norm-before-fc", lambda bench: refit(bench, (2, 4, 5), "none")),
-    odd("second-layer-silent", silent_layer),
-    odd("weak-drafter", lambda bench: refit(bench, (2, 4, 5), noise=1.5)),
-    odd("untrained-drafter", untrained),
-    odd("window-wider-than-any-text", wide_window),
-    odd("biases-of-zeros", zero_biases),
-    odd("saved-as-float32", in_float32, tensors=lambda held: {n: halved(t) for n, t in held.items()}),
+    trained("as-shipped"),
+    trained("full-vocabulary-zero-offsets", own_head),
+    trained("identity-map", identity),
+    trained("head-of-the-target", targets_head, config={"draft_vocab_size": None}),
+    trained("two-depths", depths(3, 5)),
+    trained("five-depths", depths(1, 2, 4, 5, 7)),
+    trained("depth-zero", depths(0, 3, 5)),
+    trained("chunks-reordered-by-conversion", depths(5, 2, 4)),
+    trained("norm-per-chunk", lambda bench: refit(bench, (2, 4, 5), "per-chunk")),
+    trained("no-norm-before-fc", lambda bench: refit(bench, (2, 4, 5), "none")),
+    trained("second-layer-silent", silent_layer),
+    trained("weak-drafter", lambda bench: refit(bench, (2, 4, 5), noise=1.5)),
+    trained("untrained-drafter", untrained),
+    trained("window-wider-than-any-text", wide_window),
+    trained("biases-of-zeros", zero_biases),
+    trained("saved-as-float32", in_float32, tensors=lambda held: {n: halved(t) for n, t in held.items()}),
 )
 
 
@@ -176,7 +183,7 @@ DUMPS = (
     odd("sampled-texts", features=sampled),
 )
 CAPTURED = (
-    odd("golden-capture", capture=True),
+    odd("golden-capture", capture=True, trained_on=True),
     odd("golden-capture-other-names", capture=True, tensors=renamed("midlayer.", "model.layers.0.")),
     odd("golden-capture-served-folder-alone", lambda bench: SGLANG, capture=True, copy=False),
     odd("golden-capture-trainers-folder-alone", lambda bench: SPECULATORS, capture=True, copy=False),

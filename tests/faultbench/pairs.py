@@ -32,7 +32,7 @@ def both(
     def inject(bench: Bench) -> Injected:
         return serving(bench, original, flags, **edits)
 
-    return Case(name, "pair", inject, (first, second))
+    return Case(name, "pair", inject, (first, second), fast=True)
 
 
 def with_dump(

@@ -74,7 +74,7 @@ def write(folder: Path, outcomes: list[Outcome], rates: list[Required], facts: d
 
 def chosen(given: argparse.Namespace) -> list[Case]:
     """The cases that the options ask for. BadInput if there is none."""
-    found = [case for case in all_cases() if not given.fast or case.fast or not case.server]
+    found = [case for case in all_cases() if not given.fast or case.fast]
     if given.only:
         found = [c for c in found if any(word in (c.name, c.kind) or word in c.slugs for word in given.only)]
     if given.no_server:

@@ -49,7 +49,8 @@ def dump(name: str, make: Make, slug: str = "", rung: int = 3, note: str = "", s
         inputs = {"drafter": SPECULATORS, "target": TARGET, "features": folder, "launch": CHAIN}
         return Injected(inputs, on_dump(FEATURES), on_dump(folder) if rung > 1 else None)
 
-    return Case(name, "fault", inject, (slug or name,), rung, untouched=True, note=note, sweep=sweep)
+    fast = not sweep
+    return Case(name, "fault", inject, (slug or name,), rung, True, fast=fast, note=note, sweep=sweep)
 
 
 def short(held: Tensors) -> Tensors:

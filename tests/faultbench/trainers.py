@@ -15,6 +15,8 @@ from .cases import FEATURES, SPECULATORS, TARGET, Bench, Case, Injected
 from .drafters import inner, target_copy
 from .made import CHAIN, Tensors, as_served, as_trained, copied
 
+QUICK = ("config-norm-output", "d2t-not-exported", "draft-vocab-coverage", "weights-not-sane")
+
 
 def damaged(name: str, slug: str = "", rung: int = 2, sweep: str = "", **edits: Any) -> Case:
     """The shipped drafter with the edits of `made.copied`, and the features it was really trained on."""
@@ -24,7 +26,7 @@ def damaged(name: str, slug: str = "", rung: int = 2, sweep: str = "", **edits: 
         inputs = {"drafter": path, "target": TARGET, "features": FEATURES, "launch": CHAIN}
         return Injected(inputs, as_trained(bench, SPECULATORS), as_served(bench, path))
 
-    return Case(name, "fault", inject, (slug or name,), rung, sweep=sweep)
+    return Case(name, "fault", inject, (slug or name,), rung, fast=name in QUICK, sweep=sweep)
 
 
 def starting(start: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], Tensors]:
