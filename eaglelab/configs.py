@@ -9,6 +9,7 @@ from eaglelab.checkpoint import Checkpoint
 from eaglelab.dialects import SIGNATURE
 from eaglelab.errors import BadInput
 from eaglelab.launch import Target
+from eaglelab.yarn import for_sglang
 
 
 def sglang_config(source: Checkpoint, names: set[str], ids: tuple[int, ...]) -> dict[str, Any]:
@@ -17,6 +18,8 @@ def sglang_config(source: Checkpoint, names: set[str], ids: tuple[int, ...]) -> 
     `names`: the canonical tensors that go along; `ids`: as SGLang counts.
     """
     config = {SIGNATURE: "sglang", **_flat(source, "LlamaForCausalLMEagle3", names, ids)}
+    for key in {"rope_scaling", "rope_parameters"} & set(config):
+        config[key] = for_sglang(config[key])
     if any(n.endswith("o_proj.bias") for n in names):
         config["attention_bias"] = True
     if "fc.bias" in names:
@@ -45,6 +48,7 @@ def vllm_config(source: Checkpoint, names: set[str], ids: tuple[int, ...]) -> di
 def _flat(source: Checkpoint, architecture: str, names: set[str], ids: tuple[int, ...]) -> dict[str, Any]:
     """What SGLang and vLLM read alike."""
     s, rope = source.settings, _rope(source)
+    partial = rope.pop("partial_rotary_factor", None)
     config: dict[str, Any] = {"architectures": [architecture], "model_type": "llama"}
     config |= {"torch_dtype": s.dtype, "tie_word_embeddings": False, **_transformer(source)}
     config |= {"draft_vocab_size": s.draft_vocab_size, "rope_theta": rope["rope_theta"]}
@@ -55,8 +59,8 @@ def _flat(source: Checkpoint, architecture: str, names: set[str], ids: tuple[int
             "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"},
             "rope_parameters": rope,
         }
-    if s.rope.rotary_dim:  # SGLang looks for it at the top level
-        config["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    if partial:
+        config["partial_rotary_factor"] = partial
     config["eagle_config"] = {
         "use_aux_hidden_state": True,
         "eagle_aux_hidden_state_layer_ids": list(ids),

@@ -96,6 +96,7 @@ def read_rope(config: dict, where: str) -> Rope:
         raise BadInput(f"{where}: field 'rope_theta' is {theta!r}, which is not a number")
     kind = inner.pop("rope_type", None) or inner.get("type") or "default"
     inner.pop("type", None)
+    inner.pop("partial_rotary_factor", None)
     if "mrope_section" in inner:  # for text the three positions are one (sglang models/llama_eagle3.py)
         kind = "default"
     if kind == "default":
@@ -155,11 +156,11 @@ def transformer_settings(config: dict, where: str, strict: bool) -> dict[str, An
 
 def _partial(rope: Rope, inner: dict, head_dim: int) -> Rope:
     """Partial rope as speculators trains it: transformers' Llama and Qwen3 know it for scaled rope only."""
-    scaling = dict(rope.scaling)
-    partial = scaling.pop("partial_rotary_factor", inner.get("partial_rotary_factor"))
-    if not scaling or not isinstance(partial, int | float) or partial == 1:
+    nested = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
+    partial = nested.get("partial_rotary_factor", inner.get("partial_rotary_factor"))
+    if not rope.scaling or not isinstance(partial, int | float) or partial == 1:
         return rope
-    return replace(rope, scaling=tuple(sorted(scaling.items())), rotary_dim=int(partial * head_dim))
+    return replace(rope, rotary_dim=int(partial * head_dim))
 
 
 def _dtype(*configs: dict) -> str:

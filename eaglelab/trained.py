@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from eaglelab.checkpoint import Checkpoint
 from eaglelab.launch import Target
 from eaglelab.wiring import Feed, Wiring, feature_norm
+from eaglelab.yarn import as_transformers
 
 
 def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed, Wiring]:
@@ -29,7 +32,7 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
         norm_before_fc=feature_norm(whole, per_chunk),
         residual="normed" if s.norm_before_residual else "raw",
         feedback="post-norm" if s.norm_output else "pre-norm",
-        rope=s.rope,
+        rope=replace(s.rope, scaling=tuple(sorted(as_transformers(dict(s.rope.scaling)).items()))),
         heads=s.heads,
         kv_heads=s.kv_heads,
         head_dim=s.head_dim,

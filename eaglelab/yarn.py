@@ -61,16 +61,35 @@ def as_sglang(scaling: Mapping[str, Any], latent: bool, max_positions: int) -> d
             del scaling["truncate"]
     elif kind != "yarn":
         return scaling
-    factor, given = number(scaling, "factor", 1.0), scaling.get("mscale") is not None
-    if latent:
-        mine = magnitude(factor, number(scaling, "mscale", 1.0))
-        mine /= magnitude(factor, number(scaling, "mscale_all_dim", 0.0))
-    elif given and scaling.get("mscale_all_dim") is not None:
-        mine = magnitude(factor, number(scaling, "mscale", 1.0))
-        mine /= magnitude(factor, number(scaling, "mscale_all_dim", 1.0))
-    else:
-        mine = magnitude(factor)
-    mine *= number(scaling, "attn_factor", 1.0)
+    mine = _sglang_factor(scaling, latent)
+    scaling.pop("attn_factor", None)
     if not math.isclose(mine, rotation_factor(scaling), rel_tol=1e-9):
         scaling["attention_factor"] = mine
     return scaling
+
+
+def for_sglang(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """A rope_scaling with the `attn_factor` under which SGLang does as transformers, where it needs one."""
+    plain = as_transformers(scaling)
+    if plain.get("rope_type", plain.get("type")) != "yarn":
+        return plain
+    factor = rotation_factor(plain) / _sglang_factor(plain, False)
+    return plain if math.isclose(factor, 1.0, rel_tol=1e-9) else plain | {"attn_factor": factor}
+
+
+def as_transformers(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """A rope_scaling without what transformers does not know."""
+    return {name: value for name, value in scaling.items() if name != "attn_factor"}
+
+
+def _sglang_factor(scaling: Mapping[str, Any], latent: bool) -> float:
+    """SGLang's factor on cosines and sines."""
+    factor, given = number(scaling, "factor", 1.0), {"mscale", "mscale_all_dim"}
+    own = number(scaling, "attn_factor", 1.0)
+    if latent:
+        all_dim = magnitude(factor, number(scaling, "mscale_all_dim", 0.0))
+        return magnitude(factor, number(scaling, "mscale", 1.0)) / all_dim * own
+    if given <= {name for name, value in scaling.items() if value is not None}:
+        all_dim = magnitude(factor, number(scaling, "mscale_all_dim", 1.0))
+        return magnitude(factor, number(scaling, "mscale", 1.0)) / all_dim * own
+    return magnitude(factor) * own

@@ -98,6 +98,13 @@ CASES = {
     "rope partial and interleaved, yarn": llama(
         partial_rotary_factor=0.5, rope_is_neox_style=False, **scaled("yarn", **ORIGINAL)
     ),
+    "rope as convert writes it": llama(
+        rope_parameters={
+            "rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "attn_factor": 1.3172,
+            "rope_theta": 500.0, **ORIGINAL,
+        },
+        partial_rotary_factor=0.5, **scaled("yarn", attention_factor=1.5, attn_factor=1.3172, **ORIGINAL),
+    ),
     "window": llama(window=6),
     "window, 2 layers": llama(window=3, num_hidden_layers=2),
     "everything": llama(

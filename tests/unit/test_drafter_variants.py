@@ -11,8 +11,12 @@ import torch
 from trainer import ROWS, STEPS, VOCAB, trainer_model
 
 from eaglelab.checkpoint import open_checkpoint
+from eaglelab.convert import convert
 from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
+from eaglelab.launch import Launch
+from eaglelab.rope import frequencies
+from eaglelab.served import served
 from eaglelab.trained import trained
 
 
@@ -88,6 +92,27 @@ def test_partial_rope_as_the_trainer_patches_it(opened, kind):
         assert difference(model, opened(model), STEPS) < 1e-4
     finally:
         rotary_partial.uninstall_partial_neox_rotary()
+
+
+CONVERTED = {
+    "attention_factor": scaled("yarn", attention_factor=1.5, **ORIGINAL),
+    "an mscale that transformers leaves out": scaled("yarn", mscale=0.7, mscale_all_dim=0.0, **ORIGINAL),
+    "mscale": scaled("yarn", mscale=0.7, mscale_all_dim=0.4, **ORIGINAL),
+    "partial": scaled("yarn", partial_rotary_factor=0.5, **ORIGINAL),
+    "partial, linear": scaled("linear", partial_rotary_factor=0.5),
+}
+
+
+@pytest.mark.parametrize("layer", CONVERTED.values(), ids=CONVERTED)
+def test_rope_comes_through_a_conversion_to_sglang(tmp_path, layer):
+    """In SGLang's own words: an `attn_factor`, a `partial_rotary_factor` at the top."""
+    trainer_model(layer=layer).save_pretrained(tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "converted", "sglang")
+    before = trained(open_checkpoint(tmp_path / "saved"))[1].rope
+    _, wiring = served(open_checkpoint(tmp_path / "converted"), Launch(dtype="float32"))
+    one, two = (frequencies(rope, 16, 128) for rope in (before, wiring.rope))
+    assert torch.equal(one[0], two[0]) and one[1] == pytest.approx(two[1])
+    assert wiring.rope == before
 
 
 def difference(model, drafter: Drafter, steps: int) -> float:
