@@ -1,11 +1,12 @@
-"""A test-only SGLang general plugin that makes a running server misbehave: faults switched on and off by a file.
+"""A test-only SGLang general plugin that makes a running server misbehave; a file switches its faults.
 
-It is a distribution of its own, which only the bench's server sees (`faultbench.live` puts it on that server's
-PYTHONPATH), and no part of eaglelab. Every fault is a context manager around objects of one scheduler: entered when
-the order names it, left, which undoes it, with the next order. Orders come while the server is idle.
+It is a distribution of its own, which only the bench's server sees (`faultbench.live` puts it on that
+server's PYTHONPATH), and no part of eaglelab. Every fault is a context manager around objects of one
+scheduler: entered when the order names it, left, which undoes it, with the next order. Orders come while the
+server is idle.
 
-EAGLELAB_FAULTBENCH names a folder: `order.json` {"id": 3, "faults": [["name", {arguments}], ...]} comes in, every
-rank answers in `rank-<tensor-parallel rank>.json` {"id": 3, "error": null}.
+EAGLELAB_FAULTBENCH names a folder: `order.json` {"id": 3, "faults": [["name", {arguments}], ...]} comes in,
+every rank answers in `rank-<tensor-parallel rank>.json` {"id": 3, "error": null}.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Faults of what the drafter is fed: made where the target collects its states, so that a capture sees them, or
-(`late`) between worker and drafter, behind the probe, where a capture does not.
+"""Faults of what the drafter is fed.
+
+They are made where the target collects its states, so that a capture sees them, or (`late`) between worker
+and drafter, behind the probe, where a capture does not.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from faultbench_plugin import Site, assigned, wrapped
 
 @contextlib.contextmanager
 def features(site: Site, change: Any, late: bool = False):
-    """`change(rows, batch)` in place of every draft-extend's rows [n, k H]; batch is SGLang's ForwardBatch."""
+    """`change(rows, batch)` in place of a draft-extend's rows [n, k H]; batch is SGLang's ForwardBatch."""
     k = site.drafter.model.num_aux_hidden_states
     wide = site.drafter.model.fc.in_features
 
@@ -114,7 +116,7 @@ def _clean(site: Site, fault: Any):
 
 
 def stale(site: Site, late: bool = False, first: int = 0):
-    """The rows of the call before, where the shapes agree: a recycled buffer. `first`: rows of a block that are new."""
+    """The rows of the call before, where the shapes agree: a recycled buffer. The `first` rows are new."""
     last: dict[tuple[int, ...], Any] = {}
 
     def change(rows: Any, _: Any) -> Any:

@@ -93,7 +93,7 @@ def kv_heads_swapped(site: Site):
 
 
 def no_sum(site: Site):
-    """Ranks do not add up what their attention heads give (tensor parallelism): each goes on with its own part."""
+    """Ranks do not add up what their attention heads give: each goes on with its own part."""
     return assigned(site.attention.o_proj, "reduce_results", False)
 
 

@@ -70,7 +70,7 @@ def norms_at_ones(site: Site, only: tuple[str, ...] = NORMS):
 
 @contextlib.contextmanager
 def targets_head(site: Site):
-    """The engine shares the target's head although the drafter trained its own: the rows of the draft vocabulary."""
+    """The target's head, its rows of the draft vocabulary, although the drafter trained its own."""
     head, theirs = site.drafter.lm_head.weight, site.target.lm_head.weight
     ids = site.drafter.hot_token_id
     with held(head):

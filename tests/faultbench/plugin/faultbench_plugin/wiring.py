@@ -1,4 +1,4 @@
-"""Faults of what the engine does with the drafter, its tensors being right: norms, feedback, positions, tokens, maps."""
+"""Faults of what the engine does with right tensors: norms, feedback, positions, tokens, maps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def no_map_unseen(site: Site):
 def rope(
     site: Site, theta: float = 10000.0, half: bool = True, rotary: int | None = None, scaling: Any = None
 ):
-    """The drafter turns its queries and keys otherwise: theta, layout (half-split or interleaved), partial, scaled."""
+    """Queries and keys are turned otherwise: theta, layout (half-split or interleaved), partial, scaled."""
     from sglang.srt.layers.rotary_embedding import get_rope
 
     now = site.attention.rotary_emb
