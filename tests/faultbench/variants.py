@@ -1,8 +1,8 @@
 """Drafters that were really trained otherwise: the shipped one, fine-tuned by speculators' own trainer.
 
-Each is made once, in a minute or two, into .cache/faultbench (ignored by git), on texts that the target writes itself: begun from
-its own vocabulary and sampled, so that no held-out prompt is among them. `python -m faultbench.variants` in
-tests/ makes them all, with progress.
+Each is made once, in a minute or two, into .cache/faultbench (ignored by git), on texts that the target
+writes itself, each from one token of its vocabulary, so that no held-out prompt is among them. `python -m
+faultbench.variants` in tests/ makes them all, with progress.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from .cases import DATA, ROOT, SPECULATORS, TARGET
 RECIPE = DATA / "recipe"
 CACHE = ROOT / ".cache" / "faultbench"
 TEXTS, LENGTH, START = 256, 256, 1  # texts, tokens of each, of which given
-FLAGS = """
-    --speculator-type eagle3 --ttt-steps 5 --draft-attn-impl eager --loss-implementation eager
+STEPS = 5  # of drafting that are trained
+FLAGS = f"""
+    --speculator-type eagle3 --ttt-steps {STEPS} --draft-attn-impl eager --loss-implementation eager
     --loss-fn kl_div --hidden-states-dtype float32 --total-seq-len 512 --train-data-ratio 0.97
     --num-workers 0 --on-missing raise --optimizer muon --lr 2e-3 --muon-lr 3e-3 --scheduler-type linear
     --log-freq 20 --no-resume-from-checkpoint --epochs 1
