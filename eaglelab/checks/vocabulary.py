@@ -69,7 +69,7 @@ def _first_ones(given: Checkpoint) -> bool:
 
 
 def targets(given: Checkpoint) -> tuple[Array | None, list[str]]:
-    """-> (target ids that can be drafted; what is wrong with the map). Ids past the vocabulary do not open."""
+    """-> (target ids that can be drafted; what is wrong with the map)."""
     if given.d2t is None:
         return None, []
     ids = given.d2t + np.arange(len(given.d2t))
