@@ -182,12 +182,13 @@ class _Branches:
         drafter, now = self.text.drafter, self.taken
         positions = self.rows + now + drafter.wiring.position_start + drafter.wiring.step_offset
         layers, text = range(drafter.wiring.layers), self.text
-        seen = [text.visible(self.rows + now, self.rows, text.rows, layer) for layer in layers]
+        at = self.rows + now if drafter.wiring.window_moves else self.rows - 1
+        seen = [text.visible(at, self.rows, text.rows, layer) for layer in layers]
 
         def attend(layer, q, k, v):
             self.keys[layer][:, now], self.values[layer][:, now] = k, v
             own = self.keys[layer][:, : now + 1], self.values[layer][:, : now + 1]
-            window = drafter.wiring.window_of(layer)
+            window = drafter.wiring.window_of(layer) if drafter.wiring.window_moves else None
             own = own if window is None else tuple(x[:, -window:] for x in own)
             return mix(q, text.keys[layer], text.values[layer], seen[layer], *own, scale=drafter.scale)
 

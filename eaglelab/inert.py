@@ -32,6 +32,7 @@ MEANING = {
     "logits_width": "another number of tokens can be drafted",
     "token_shift": "rows are paired with other tokens",
     "step_offset": "draft steps stand at other positions than the text goes on at",
+    "full_layers": "the window spares other layers",
     "tree_kv": "branches of a tree see other keys",
 }
 
@@ -89,6 +90,9 @@ class Evidence:
             inside,
             f"no text is longer than {longest}" if inside else "keys further back are seen on one side only",
         )
+
+    def _window_moves(self, a: bool, b: bool) -> tuple[bool, str]:
+        return True, "every engine moves the window on with its drafts: step j sees at most j keys fewer"
 
     def _embedding(self, a: str, b: str) -> tuple[bool, str]:
         mine, theirs = self._pair("embed_tokens.weight")

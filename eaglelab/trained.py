@@ -44,6 +44,8 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
         later_norm="hidden_norm" if "layers.1.hidden_norm.weight" in names else "input_layernorm",
         window=s.window,
         full_layers=s.full_layers,
+        # models/eagle3/attention.py: a draft step keeps its row's mask, and adds the drafts before it
+        window_moves=s.window is None or checkpoint.dialect != "speculators",
         max_positions=s.max_positions,
         eps=s.eps,
         embedding="own" if "embed_tokens.weight" in names else "target",

@@ -67,6 +67,9 @@ class Wiring:
     )
     window: int | None = None  # keys that a token sees, its own included; None: all
     full_layers: tuple[int, ...] = ()  # layers that see all keys in spite of the window
+    window_moves: bool = (
+        True  # a draft step's window ends at that step; False: at the row that it starts from
+    )
     max_positions: int = 0
     eps: float = 1e-5
     embedding: Literal["own", "target"] = "target"

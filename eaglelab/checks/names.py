@@ -38,6 +38,7 @@ FIELDS = {
     "layers": "multi-layer-drafter",
     "later_norm": "multi-layer-drafter",
     "window": "sliding-window-ignored",
+    "full_layers": "sliding-window-ignored",
     "max_positions": "draft-context-too-short",
     "token_shift": "token-shift",
     "step_offset": "position-offset",

@@ -6,6 +6,8 @@ features. The served side is proven in tests/server/test_class_forward.py, again
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from trainer import ROWS, STEPS, VOCAB, trainer_model
@@ -73,12 +75,15 @@ def test_trained_is_what_the_trainer_computed(opened, flags):
 
 
 @pytest.mark.parametrize("kinds", [["sliding"], ["sliding"] * 2, ["full", "sliding"]], ids=str)
-def test_sliding_window_of_the_draft_extend(opened, kinds):
-    """The first step's; later ones keep the rows of their start in training, while every engine moves on."""
+def test_sliding_window(opened, kinds):
+    """Draft steps keep the window of the row that they start from in training; every engine moves it on."""
     types = {"layer_types": [f"{kind}_attention" for kind in kinds], **SLIDING}
     model = trainer_model(layers=len(kinds), qk_norm=True, layer=types)
     assert model.sliding_window == 5
-    assert difference(model, opened(model), 1) < 1e-4
+    drafter = opened(model)
+    assert difference(model, drafter, STEPS) < 1e-4
+    drafter.wiring = replace(drafter.wiring, window_moves=True)
+    assert difference(model, drafter, STEPS) > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
@@ -136,5 +141,5 @@ def difference(model, drafter: Drafter, steps: int) -> float:
         worst = max(worst, float((kept["norm"][step] - state).abs().max()))
         worst = max(worst, float((kept["logits"][step] - logits).abs().max()))
         own = drafts[step][0] + (model.d2t[drafts[step][0]] if model.use_draft_vocab else 0)
-        assert chains.tokens[:, step].tolist() == own.tolist()
+        assert worst > 1e-4 or chains.tokens[:, step].tolist() == own.tolist()
     return worst
