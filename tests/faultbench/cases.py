@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 # Each has a tuple CASES. Modules that need the genuine server come last.
-MODULES = ("conversion", "trainers", "stored", "healthy", "pairs")  # "genuine" comes with its module
+MODULES = ("conversion", "trainers", "stored", "healthy", "pairs", "genuine")
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = ROOT / "data"
 SPECULATORS, SGLANG, TARGET = DATA / "drafter-speculators", DATA / "drafter-sglang", DATA / "target"

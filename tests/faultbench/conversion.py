@@ -192,11 +192,11 @@ LAYERS = (
     fault("id-past-the-last-layer", rung=3, original=depths(2, 4, 8), right=past_the_end),
     fault(
         "chunks-in-another-order",
-        "feed-difference|feed-depths",
+        "chunk-order",
         3,
         original=depths(5, 2, 4),
         right=as_trained_order,
-        note="no slug of its own; rows come by ascending depth, fc expects the trainer's order",
+        note="rows come by ascending depth, fc expects the trainer's order",
     ),
 )
 WIRING = (

@@ -116,7 +116,7 @@ CASES = (
     dump(
         "stored-chunks-swapped",
         lambda bench: store(bench, (4, 2, 5)),
-        "stored-features-shifted|feed-depths|feed-mismatch",
-        note="no slug of its own: the dump holds the right depths in another order",
+        "chunk-order",
+        note="the dump holds the right depths in another order",
     ),
 )

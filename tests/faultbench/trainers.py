@@ -50,9 +50,16 @@ def rare_words(held: Tensors) -> Tensors:
     return held | maps | {"lm_head.weight": head[ids].bfloat16()}
 
 
-def louder_feedback(held: Tensors) -> Tensors:
-    """The same first draft; what is fed back to the next step is five times as large as fc's own output."""
-    return held | {"norm.weight": held["norm.weight"] * 5, "lm_head.weight": held["lm_head.weight"] / 5}
+def unlike_feedback(held: Tensors) -> Tensors:
+    """The same first draft; of what is fed back to the next step, half of the columns have the other sign.
+
+    So does a drafter that was never shown its own states: right where it is given the target's, lost after.
+    """
+    signs = torch.where(torch.arange(128) % 2 == 0, 1.0, -1.0).bfloat16()
+    return held | {
+        "norm.weight": held["norm.weight"] * signs,
+        "lm_head.weight": held["lm_head.weight"] * signs,
+    }
 
 
 def noise_for(name: str) -> Callable[[Tensors], Tensors]:
@@ -92,7 +99,7 @@ CASES = (
     damaged("d2t-not-exported", tensors=unmapped),
     damaged("draft-vocab-coverage", tensors=rare_words),
     damaged("random-embedding-exported", tensors=noise_for("embed_tokens.weight")),
-    damaged("exposure-bias", tensors=louder_feedback),
+    damaged("exposure-bias", tensors=unlike_feedback),
     damaged("weights-not-sane", tensors=starting("layers.0.mlp.up_proj", torch.zeros_like)),
     damaged(
         "weights-not-finite",
