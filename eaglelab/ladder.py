@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from eaglelab import paired
+from eaglelab import paired, training_accuracy
 from eaglelab.drafter import Drafter
 from eaglelab.errors import BadInput
 from eaglelab.records import Measurement
@@ -30,6 +30,7 @@ from eaglelab.served import served
 from eaglelab.simulate import Rounds, Speculation, Text, simulate, texts
 from eaglelab.stored import StoredText, Truth, measure_stored, stored_texts, usable_starts
 from eaglelab.trained import trained
+from eaglelab.training_accuracy import TrainingAccuracy
 
 if TYPE_CHECKING:
     from eaglelab.capture import Capture
@@ -82,6 +83,7 @@ class Ladder:
     drops: dict[str, paired.Drop] = field(default_factory=dict)
     replay: Replay | None = None
     skipped: dict[str, str] = field(default_factory=dict)  # requests left out of rungs 3-5, and why
+    accuracy: TrainingAccuracy | None = None  # the trainer's own figure on rung 1's texts: no rung
 
     @property
     def failed(self) -> list[str]:
@@ -117,6 +119,7 @@ class Ladder:
                     count=drop.stretches,
                 )
             )
+        out += self.accuracy.measurements() if self.accuracy else []
         return out + (self.replay.measurements() if self.replay else [])
 
 
@@ -168,6 +171,7 @@ class _Scene:
 
     def __init__(self, checkpoint, form, target, capture, stored, launch, device):
         self.form, self.target, self.capture, self.stored = form, target, capture, stored
+        self.folder = checkpoint.path
         self.launch = launch.with_target(target.facts) if launch else None
         self.speculation = Speculation.of(launch) if launch else Speculation(5, 1, 6)
         self.steps, self.device = self.speculation.steps, device
@@ -211,6 +215,9 @@ class _Scene:
                     break
         except BadInput as error:
             return self.skip(str(error), *names)
+        self.ladder.accuracy = training_accuracy.of_stored(
+            self.drafter, truth, self.stored, found, self.steps, self.folder
+        )
         if starts < FEWEST_STARTS:
             return self.skip(
                 f"only {starts} starts at which the next {self.steps} stored tokens all are the target's "

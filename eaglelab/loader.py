@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from eaglelab.checkpoint import Checkpoint
 from eaglelab.errors import BadInput
@@ -89,7 +89,7 @@ def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
 def _as_read_by(version: str, checkpoint: Checkpoint) -> Checkpoint:
     """What this release does not read has no effect: its default stands in the drafter's settings."""
     s, config = checkpoint.settings, checkpoint.config
-    changes: dict[str, bool] = {}
+    changes: dict[str, Any] = {}
     if not does(version, "norm-before-fc"):
         changes["norm_before_fc"] = False
     if not does(version, "mla-norms" if s.latent else "fc-norm"):

@@ -6,6 +6,7 @@ the environment and redirects are not followed, so that it reaches the address t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from dataclasses import dataclass
@@ -134,7 +135,9 @@ class Server:
         if prompt.input_ids is not None:
             return list(prompt.input_ids)
         body = {"messages": list(prompt.messages)} if prompt.messages else {"prompt": prompt.prompt}
-        answer = self._send("POST", "/v1/tokenize", body, allow=(400, 404, 422, 500))
+        answer = None
+        with contextlib.suppress(AttachError):  # some old servers break off here
+            answer = self._send("POST", "/v1/tokenize", body, allow=(400, 404, 422, 500))
         tokens = None if answer is None else answer.get("tokens")
         if isinstance(tokens, list) and tokens and all(type(t) is int for t in tokens):
             return tokens

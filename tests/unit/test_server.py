@@ -129,6 +129,13 @@ def test_counters_with_their_definitions():
     assert zero["accept_rate.old_style"].value == 0.2, "0.20 with 5 draft tokens is zero accepted"
 
 
+def test_a_server_that_breaks_off_while_it_tokenizes_is_sent_the_text():
+    broken = client(**{"/v1/tokenize": httpx.ReadError("reset")})
+    assert broken.token_ids(Prompt(prompt="x")) is None
+    with pytest.raises(AttachError, match="cannot apply its chat template"):
+        broken.token_ids(Prompt(messages=({"role": "user", "content": "x"},)))
+
+
 def test_generation_is_greedy_and_never_cached():
     stub = Stub(**{"/generate": [{"text": "a", "output_ids": [1], "meta_info": {"id": "r"}}] * 2})
     server = Server("http://h:1", transport=httpx.MockTransport(stub))
