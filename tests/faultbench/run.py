@@ -77,8 +77,8 @@ def chosen(given: argparse.Namespace) -> list[Case]:
     found = [case for case in all_cases() if not given.fast or case.fast]
     if given.only:
         found = [c for c in found if any(word in (c.name, c.kind) or word in c.slugs for word in given.only)]
-    if given.no_server:
-        found = [case for case in found if not case.server]
+    if given.no_server or given.genuine:
+        found = [case for case in found if bool(case.server) == given.genuine]
     if not found:
         raise BadInput(f"no case is named {' or '.join(given.only or ['so'])}; --list names all")
     return found
@@ -89,6 +89,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", metavar="CASE", help="cases by name, slug or kind")
     parser.add_argument("--fast", action="store_true", help="the subset for CI (under 8 minutes)")
     parser.add_argument("--no-server", action="store_true", help="leave out what needs the genuine server")
+    parser.add_argument("--genuine", action="store_true", help="only what needs the genuine server")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "runs" / "faultbench", help="folder for the records"
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         outcomes = run(cases, Bench(Path(folder), python), lambda line: print(line, flush=True))
-    part = "only" if given.only else "fast" if given.fast else "no-server" if given.no_server else ""
+    part = "only" if given.only else "fast" if given.fast else _half(given)
     out = given.out or ROOT / "runs" / "-".join(filter(None, ("faultbench", part)))
     rates = required(outcomes, whole=not part)
     facts = {
@@ -131,6 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table.console(rates, outcomes))
     print(f"{len(cases)} cases in {facts['seconds']:.0f} s; {out / 'table.md'}")
     return 0 if all(rate.met for rate in rates) else 1
+
+
+def _half(given: argparse.Namespace) -> str:
+    return "no-server" if given.no_server else "genuine" if given.genuine else ""
 
 
 def _server_python() -> str:
