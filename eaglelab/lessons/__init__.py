@@ -11,4 +11,5 @@ LESSONS = {  # notebook -> its title
     "2_eagle3_from_tensors_up": "EAGLE-3 from tensors up",
     "3_the_incident": "The incident",
     "4_layers_offsets_conventions": "Layers, offsets and conventions",
+    "5_trees": "Trees",
 }

@@ -226,6 +226,17 @@ SLIPS = [  # (lesson, what an answer says, what a reader may write there, words 
     ("4", "key=lambda d: error", "key=lambda d: -error", "Rows of depths"),
     ("4", "(dim=1)).median()", "(dim=1)).max()", "odd rows"),
     ("4", "return rows == drafts", "return rows == 0 and drafts == 0", "angle"),
+    ("5", "found[parent] + [token]", "[token]", "should be"),
+    ("5", "found.append(found[parent] + [token])", "found.append([token] + found[parent])", "outward"),
+    ("5", "rows[node] = list(rows[parent])", "rows[node] = [1] * node + [0] * (n - node)", "its siblings"),
+    ("5", "rows[node] = list(rows[parent])", "rows[node][parent] = 1", "all the way"),
+    ("5", "tokens[i - 1] == choices[node]", "tokens[i - 1] == choices[len(committed) - 1]", "should be"),
+    ("5", "return committed", "return committed[:-1]", "own next token is missing"),
+    ("5", "score * chance", "chance", "are multiplied"),
+    ("5", "frontier = sorted(expanded, reverse=True)[:topk]", "frontier = expanded", "not among the topk"),
+    ("5", "nodes - 1]", "nodes]", "worked example"),
+    ("5", "(draft_tokens - 1)", "5", "every draft that was proposed"),
+    ("5", "(accept_length - 1) /", "accept_length /", "should be"),
 ]  # fmt: skip
 
 
