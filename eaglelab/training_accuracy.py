@@ -106,6 +106,7 @@ class TrainingAccuracy:
     positions: int = 0
     outside: int = 0  # positions whose argmax has no draft id
     masked: bool = True  # False: no loss mask was found, and every position counts
+    dtype: str = "float32"  # of the drafter's arithmetic
     said: dict[str, list[float]] = field(default_factory=dict)
 
     def measurements(self) -> list[Measurement]:
@@ -116,7 +117,8 @@ class TrainingAccuracy:
             "counted": self.counted.full,
             "left_out": self.left_out.full,
         }
-        mask = "" if self.masked else "; no loss mask was found, so that prompts count too"
+        mask = f", in {self.dtype}"
+        mask += "" if self.masked else "; no loss mask was found, so that prompts count too"
         for kind, values in figures.items():
             counts = self.left_out if kind == "left_out" else self.trainer
             of = counts.before if kind == "conditional" else counts.counted
@@ -160,6 +162,7 @@ def measure(
     drafter: under its trained wiring. truth: eaglelab.stored.Truth, for the target's head.
     """
     found = TrainingAccuracy(steps, Counts.none(steps), Counts.none(steps), Counts.none(steps))
+    found.dtype = str(drafter.dtype).removeprefix("torch.")
     waiting = list(documents)
     for at in range(0, len(waiting), pack):
         _sequence(found, drafter, truth, waiting[at : at + pack])
