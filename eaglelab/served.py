@@ -16,7 +16,15 @@ from eaglelab.checkpoint import Checkpoint
 from eaglelab.errors import BadInput, Refusal
 from eaglelab.launch import Launch, Target
 from eaglelab.layer_ids import captures_last, default_depths, sglang_depths
-from eaglelab.loader import Loading, ParamSource, as_launched, chunks, loading, nested_ids
+from eaglelab.loader import (
+    Loading,
+    ParamSource,
+    as_launched,
+    chunks,
+    loading,
+    nested_ids,
+    shared_with_target,
+)
 from eaglelab.releases import NEWEST, does
 from eaglelab.wiring import Feed, Rope, Wiring, feature_norm
 from eaglelab.yarn import as_sglang
@@ -153,7 +161,8 @@ def _latent_refusals(checkpoint: Checkpoint, launch: Launch) -> list[str]:
         found.append(
             f"field 'num_hidden_layers' is {checkpoint.settings.layers}: SGLang's MLA drafter has one layer"
         )
-    if launch.flag("--device") == "cpu":
+    shared = "model.embed_tokens.weight" in shared_with_target(checkpoint, launch)
+    if launch.flag("--device") == "cpu" and shared:
         found.append("SGLang's MLA drafter waits for CUDA when it takes over the target's embedding: no CPU")
     return found
 

@@ -116,6 +116,7 @@ CASES = {
     "MLA, norm_output and norms per chunk": mla(norm_output=True, fc_norm=True, add=("fc_norm.",)),
     "MLA, norm before fc is ignored": mla(nested={"norm_before_fc": True}, add=("input_norm.",)),
     "MLA, 5 chunks": mla(ids=(2, 9, 18, 30, 33)),
+    "MLA, signed as Kimi": mla(model_type="kimi_k2"),
     "MLA, wider target": mla(target_hidden_size=WIDE, add=("embed_tokens.",)),
     "MLA, the target's head": mla(draft_vocab_size=None, drop=("lm_head.weight",)),
     "MLA, own head over all": mla(draft_vocab_size=VOCAB),

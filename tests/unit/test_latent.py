@@ -13,6 +13,7 @@ from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.latent import scale
 from eaglelab.launch import Launch, Target
+from eaglelab.live import checksum, expected_parameters
 from eaglelab.loader import loading
 from eaglelab.served import refusals, served
 from eaglelab.trained import trained
@@ -197,6 +198,26 @@ def test_where_the_mla_class_stops(tmp_path):
     assert "one layer" in refusals(two, Launch(target=TARGET))[0]
     cpu = Launch.parse(["--speculative-algorithm", "EAGLE3", "--device", "cpu"], TARGET)
     assert any("no CPU" in text for text in refusals(two, cpu))
+
+
+def test_each_rank_of_a_server_holds_its_part(tmp_path):
+    """By heads where projections unfold, whole where they squeeze (the latents are every rank's)."""
+    checkpoint = open_checkpoint(drafter(tmp_path / "d", LATENT))
+    launch = Launch(target=TARGET, dtype="float32", tp_size=2)
+    ranks = [expected_parameters(checkpoint, None, launch, rank) for rank in (0, 1)]
+    at = "model.midlayer.self_attn."
+
+    def parts(name):
+        return [r[name].checksum for r in ranks]
+
+    q, out = (checkpoint.load(f"layers.0.self_attn.{n}.weight") for n in ("q_b_proj", "o_proj"))
+    assert parts(at + "q_b_proj.weight") == [checksum(q[:48]), checksum(q[48:])]  # 2 heads, 24 wide
+    assert parts(at + "o_proj.weight") == [checksum(out[:, :40]), checksum(out[:, 40:])]  # 2 heads of v, 20
+    fc = checkpoint.load("fc.weight")
+    assert parts("model.fc.weight") == [checksum(fc[:32]), checksum(fc[32:])]
+    squeezing = ("q_a_proj", "kv_a_proj_with_mqa")
+    fused = torch.cat([checkpoint.load(f"layers.0.self_attn.{n}.weight") for n in squeezing])
+    assert parts(at + "fused_qkv_a_proj_with_mqa.weight") == [checksum(fused)] * 2
 
 
 class _Target:
