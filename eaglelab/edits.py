@@ -7,7 +7,7 @@ training's, names the fault. An edit that changes nothing under rope (a shift of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,13 +16,17 @@ import torch
 import torch.nn.functional as F
 
 from eaglelab.drafter import Attend, Drafter, Tap
+from eaglelab.drafting import Drafting, _Branches
 from eaglelab.wiring import Rope, Wiring
 
 if TYPE_CHECKING:
     from eaglelab.checkpoint import TargetModel
     from eaglelab.overlay import Overlay
+    from eaglelab.simulate import Text
+    from eaglelab.traces import Round
 
-Rows = Callable[[torch.Tensor], torch.Tensor]  # features [rows, width] -> the same shape
+Blocks = Sequence[tuple[int, int]]  # (first row, rows) of the draft-extend after each verify
+Rows = Callable[[torch.Tensor, Blocks], torch.Tensor]  # features [rows, width] -> the same shape
 THETAS = (1e4, 1e6, 5e5, 1e5, 5e4, 1e3, 5e6, 1e7, 100.0)  # of published drafters and targets, and slips
 NAMED = frozenset(
     {
@@ -30,9 +34,11 @@ NAMED = frozenset(
         "norm-before-fc-not-applied", "d2t-dropped", "d2t-absolute", "qk-norm-or-bias-dropped",
         "sliding-window-ignored", "token-shift", "position-offset", "random-embedding-exported",
         "trained-embedding-replaced", "tied-head-reduced-vocab", "trained-head-replaced",
-        "engine-residual-or-extra-norm", "parameters-not-loaded", "stale-rows", "chunk-order", "feed-mismatch",
+        "engine-residual-or-extra-norm", "weights-not-loaded", "stale-rows", "chunk-order",
+        "feed-mismatch",
     }
 )  # fmt: skip
+KEPT = "kept keys"
 CHUNKS = 4  # orders are tried of at most so many chunks: 23 of 4
 
 
@@ -77,15 +83,14 @@ class Edit:
 
 
 def _chained(first: Rows, second: Rows) -> Rows:
-    return lambda rows: second(first(rows))
+    return lambda rows, blocks: second(first(rows, blocks), blocks)
 
 
 class Twisted(Drafter):
     """A drafter under an edit that no field of a wiring expresses.
 
-    twist: "stale feedback" (every step is fed what the first one was), "stuck position", "stuck token", "no
-    own keys" (a step does not see the steps before it), "one step late" (each step is fed the state of the
-    step before last).
+    twist: "stale feedback" (every step is fed what the first one was), "stuck position", "stuck token", "one
+    step late" (each step is fed the state of the step before last); KEPT is a matter of `Kept`.
     """
 
     def edit(self, edit: Edit) -> Twisted:
@@ -110,7 +115,7 @@ class Twisted(Drafter):
         return super().logits(normed, tap)
 
     def forward(self, tokens, hidden, positions, attend: Attend, tap: Tap | None = None):
-        if self.extending or not self.twist:
+        if self.extending or self.twist in ("", KEPT):
             self.extending = False
             self.first = ()
             return super().forward(tokens, hidden, positions, attend, tap)
@@ -126,6 +131,34 @@ class Twisted(Drafter):
         elif self.twist == "one step late":
             hidden, self.last = self.last, hidden
         return super().forward(tokens, hidden, positions, attend, tap)
+
+
+class Kept(Drafting):
+    """Drafting in which keys and values that draft steps wrote of accepted tokens stay: round after round."""
+
+    @torch.no_grad()
+    def walk(self, text: Text, rounds: Sequence[Round]) -> list[list[int]]:
+        """The drafts of each round, in order, every step given the server's tokens. Chains only."""
+        tokens, found = torch.as_tensor(text.tokens), []
+        shift = self.drafter.wiring.token_shift
+        for r in rounds:
+            if self.rows < r.n:  # the prompt, or a round that was not drafted
+                self.extend(tokens[self.rows + shift : r.n + shift], text.features[self.rows : r.n])
+            branches = _Branches(self, torch.tensor([r.n]), 1, len(r.draft_tokens))
+            normed, feedback = self.normed[r.n - 1 : r.n], self.feedback[r.n - 1 : r.n]
+            own = []
+            for step, token in enumerate(r.draft_tokens):
+                own.append(int(self.drafter.to_target(self.drafter.logits(normed).argmax(-1))))
+                if step < len(r.draft_tokens) - 1:
+                    normed, feedback = branches.step(torch.tensor([token]), feedback, None)
+            found.append(own)
+            end = min(r.n + r.accept_len, len(text.features))
+            self.extend(tokens[r.n + shift : end + shift], text.features[r.n : end])
+            kept = min(end - r.n - 1, len(r.draft_tokens) - 1)
+            for layer in range(self.drafter.wiring.layers):
+                self.keys[layer][r.n : r.n + kept] = branches.keys[layer][0, :kept]
+                self.values[layer][r.n : r.n + kept] = branches.values[layer][0, :kept]
+        return found
 
 
 def build(edit: Edit, checkpoint: Overlay, target: TargetModel | None, device: str, dtype: Any) -> Drafter:
@@ -150,7 +183,10 @@ def of_setting(wiring: Wiring, checkpoint: Overlay, target: TargetModel | None) 
         yield change("norm-before-fc-not-applied", "no norm before fc", norm_before_fc="none")
     if w.vocab_map == "d2t":
         yield change("d2t-dropped", "d2t is not applied", vocab_map="dropped")
-        yield change("d2t-absolute", "d2t is read as offsets of what are target ids", vocab_map="misread")
+        yield change("d2t-absolute", "target ids in d2t are taken for offsets", vocab_map="misread")
+        offsets = checkpoint.load("d2t")
+        raw = {"d2t": offsets - torch.arange(len(offsets))}
+        yield Edit("d2t-absolute", "the offsets in d2t are taken for target ids", w, raw)
     if w.head_dim and not w.latent and w.qk_norm:
         yield change("qk-norm-or-bias-dropped", "no norms of queries and keys", qk_norm=False)
     if w.attention_bias or w.output_bias:
@@ -161,6 +197,7 @@ def of_setting(wiring: Wiring, checkpoint: Overlay, target: TargetModel | None) 
     for shift in (-1, 1):
         words = f"features are paired with tokens {shift:+d} beside theirs"
         yield change("token-shift", words, token_shift=w.token_shift + shift)
+    for shift in (-1, 1, -2, 2, 4, 8):
         words = f"draft steps stand {shift:+d} beside their positions"
         yield change("position-offset", words, step_offset=w.step_offset + shift)
     yield from _shared(w, checkpoint, target)
@@ -241,23 +278,25 @@ def of_engine(wiring: Wiring, checkpoint: Overlay, target: TargetModel | None) -
         lost = "norm-before-fc-not-applied" if "input_norm" in name or "fc_norm" in name else None
         ones = torch.ones(tuple(checkpoint.tensors[name].shape))
         if name not in w.unloaded:
-            yield Edit("parameters-not-loaded", f"{name} at its initial value, ones", w, {name: ones})
+            yield Edit("weights-not-loaded", f"{name} at its initial value, ones", w, {name: ones})
         odd = lost or "engine-residual-or-extra-norm"
         yield Edit(odd, f"{short} is left out", w, skipped=(short,))
         yield Edit("engine-residual-or-extra-norm", f"{short} is applied twice", w, doubled=(short,))
     for name, info in checkpoint.tensors.items():
         if name.startswith("layers.") and name.endswith("_proj.weight") and name not in w.unloaded:
             words = f"{name} is zero, as memory that nothing filled"
-            yield Edit("parameters-not-loaded", words, w, {name: torch.zeros(tuple(info.shape))})
+            yield Edit("weights-not-loaded", words, w, {name: torch.zeros(tuple(info.shape))})
     for n in range(w.layers):
         ends = [f"layers.{n}.{end}.weight" for end in ("self_attn.o_proj", "mlp.down_proj")]
         if all(name in checkpoint.tensors for name in ends):
             zero = {name: torch.zeros(tuple(checkpoint.tensors[name].shape)) for name in ends}
-            yield Edit("parameters-not-loaded", f"layer {n} adds nothing, as if never loaded", w, zero)
+            yield Edit("weights-not-loaded", f"layer {n} adds nothing, as if never loaded", w, zero)
     yield Edit("stale-rows", "every step is fed the state that the first one was", w, twist="stale feedback")
     yield Edit("stale-rows", "each step is fed the state of the step before last", w, twist="one step late")
     yield Edit("stale-rows", "every step is fed the first step's token", w, twist="stuck token")
     yield Edit("position-offset", "all draft steps stand at one position", w, twist="stuck position")
+    words = "the draft-extend after a verify leaves what draft steps wrote of accepted tokens"
+    yield Edit("engine-residual-or-extra-norm", words, w, twist=KEPT)
     for window in (8, 16, 32, 64, 128):
         words = f"a window of {window} keys"
         yield Edit("sliding-window-ignored", words, replace(w, window=window))
@@ -282,26 +321,36 @@ def of_rows(
         return
     for i in range(chunks):
         yield Edit("stale-rows", f"chunk {i} is zero", w, rows=_blank(i, width))
-    yield Edit("stale-rows", "each row is that of the position before", w, rows=lambda x: _moved(x, 1))
-    yield Edit("stale-rows", "each row is that of the position after", w, rows=lambda x: _moved(x, -1))
+    yield Edit("stale-rows", "each row is that of the position before", w, rows=lambda x, _: _moved(x, 1))
+    yield Edit("stale-rows", "each row is that of the position after", w, rows=lambda x, _: _moved(x, -1))
+    yield Edit("stale-rows", "the rows after a verify are those after the verify before", w, rows=_stale)
     if target is not None and "norm.weight" in target.tensors:
         weight = target.load("norm.weight", torch.float32)
         eps = float((target.config.get("text_config") or target.config).get("rms_norm_eps", 1e-6))
         words = "chunks that went through the target's final norm"
-        yield Edit("feed-mismatch", words, w, rows=lambda x: _normed(x, weight, eps))
+        yield Edit("feed-mismatch", words, w, rows=lambda x, _: _normed(x, weight, eps))
 
 
 def _reordered(order: tuple[int, ...], width: int) -> Rows:
-    return lambda x: torch.cat([x[:, i * width : (i + 1) * width] for i in order], dim=1)
+    return lambda x, _: torch.cat([x[:, i * width : (i + 1) * width] for i in order], dim=1)
 
 
 def _blank(index: int, width: int) -> Rows:
-    def blank(x: torch.Tensor) -> torch.Tensor:
+    def blank(x: torch.Tensor, _: Blocks) -> torch.Tensor:
         x = x.clone()
         x[:, index * width : (index + 1) * width] = 0
         return x
 
     return blank
+
+
+def _stale(x: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    """Row by row of a block; where the block before committed fewer, what stood there is not captured."""
+    out = x.clone()
+    for (before, had), (start, count) in zip(blocks, blocks[1:], strict=False):
+        some = min(had, count)
+        out[start : start + some] = x[before : before + some]
+    return out
 
 
 def _moved(x: torch.Tensor, by: int) -> torch.Tensor:

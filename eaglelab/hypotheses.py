@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from eaglelab.edits import Edit, build, of_engine, of_rows, of_setting
+from eaglelab.edits import KEPT, Edit, Kept, build, of_engine, of_rows, of_setting
 from eaglelab.errors import BadInput
 from eaglelab.overlay import Overlay
 from eaglelab.progress import Progress, quiet
-from eaglelab.replay import Replay, replay_text
+from eaglelab.replay import Replay, ReplayedRound, replay_text
 from eaglelab.simulate import Speculation, Text, captured_text, is_stored
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ TEXTS = 6
 FINALISTS = 8
 BEAM = 4  # best edits that are tried together with every other
 SECONDS = 60.0  # for everything: what was not tried until then is said
-GAP = 0.25  # of the disagreement may stay and the edit still explain it
+NEARLY, GAP = 0.9, 0.2  # share that must come out; of the disagreement, what may stay: an edit is one form of
+# a fault, and the engine may have another (what stands in the first row, in padding)
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ class _Search:
         self.until = time.monotonic() + SECONDS
         self.chunks = max(1, self.feed.width // evidence.checkpoint.target_hidden_size)
         self.width = evidence.checkpoint.target_hidden_size
+        self.blocks = {
+            rid: [(r.n, r.accept_len) for r in trace.rounds]
+            for rid, trace in evidence.capture.requests.items()
+        }
         self.many = sample(evidence.capture, MANY)
         self.few = sample(evidence.capture, FEW)
 
@@ -149,8 +154,7 @@ class _Search:
 
     def explaining(self, tried: list[Tried], before: float) -> list[Tried]:
         """Those under which nearly every token comes out, and no other does better."""
-        bar = ROUNDING.get(self.wiring.dtype, ROUNDING["bfloat16"])[1]
-        enough = [t for t in tried if t.agreement >= bar and 1 - t.agreement <= GAP * (1 - before)]
+        enough = [t for t in tried if t.agreement >= NEARLY and 1 - t.agreement <= GAP * (1 - before)]
         return [t for t in enough if t.agreement >= enough[0].agreement - 0.002]
 
     def agreement(self, edit: Edit, rounds: list[tuple[Text, list[Round]]]) -> tuple[float, int]:
@@ -165,10 +169,26 @@ class _Search:
 
     def replayed(self, drafter: Any, edit: Edit, text: Text, some: list[Round]) -> list[Any]:
         if edit.rows is not None:
-            text = Text(text.rid, text.tokens, edit.rows(text.features), text.prompt_len, text.end)
+            fed = edit.rows(text.features, self.blocks[text.rid])
+            text = Text(text.rid, text.tokens, fed, text.prompt_len, text.end)
+        if edit.twist == KEPT:
+            return self.kept(drafter, text, some)
         rows = min(len(text.features), len(text.tokens) - edit.wiring.token_shift)
         some = [r for r in some if r.n <= rows]
         return replay_text(drafter, text, some, self.speculation, forced=self.speculation.topk == 1)
+
+    def kept(self, drafter: Any, text: Text, some: list[Round]) -> list[ReplayedRound]:
+        """Rounds in order up to the last one that is asked for: each leaves something to the next."""
+        if self.speculation.topk > 1:
+            raise BadInput("not replayed for trees")
+        wanted = {r.n for r in some}
+        rounds = [r for r in self.capture.requests[text.rid].rounds if r.draft_tokens and r.n <= max(wanted)]
+        drafts = Kept(drafter).walk(text, rounds)
+        return [
+            ReplayedRound(text.rid, r.n, r.draft_tokens, own, [], r.accept_len)
+            for r, own in zip(rounds, drafts, strict=True)
+            if r.n in wanted
+        ]
 
     def localise(self, nothing: Edit) -> list[str]:
         """Where the disagreement lies: from which draft step on, in which rounds."""

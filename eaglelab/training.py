@@ -230,7 +230,7 @@ class _Doubts:
     def edited(self, edit: Edit, some: list[StoredText]) -> Iterator[StoredText]:
         """The texts with the edit's rows, and those starts from which every step can be judged."""
         for text in some:
-            rows = edit.rows(text.features) if edit.rows else text.features
+            rows = edit.rows(text.features, ()) if edit.rows else text.features
             last = min(len(rows), len(text.tokens) - edit.wiring.token_shift) - self.steps + 1
             last = min(last, len(text.tokens) - 1 - self.steps)
             yield replace(text, features=rows, starts=text.starts[text.starts <= last])
