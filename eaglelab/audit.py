@@ -162,16 +162,13 @@ def _choices(found: Audit, target: TargetModel, normed: bool) -> None:
     truth = Truth(target)
     budget = int(np.clip(WORK / truth.head.numel(), 64, 4096))
     hits, counts = np.zeros(2 * OFFSETS + 1), np.zeros(2 * OFFSETS + 1)
-    weight = truth.norm.clone()
     for i, sample in enumerate(found.samples):
         count = min(sample.length, budget)
         if count < 16:
             break
         budget -= count
         last = torch.from_numpy(to_float32(np.asarray(sample.states[-count:, -1]), sample.dtype))
-        if normed:  # a second norm would weigh by the weight again: undo it first
-            last = last / torch.where(weight.abs() > 1e-6, weight, torch.ones_like(weight))
-        choice, ids = truth.argmax(last), sample.token_ids
+        choice, ids = truth.argmax(last, normed), sample.token_ids
         at = np.arange(sample.length - count, sample.length) + 1
         for j, offset in enumerate(range(-OFFSETS, OFFSETS + 1)):
             there = at + offset

@@ -1,14 +1,15 @@
 """What a trainer stored: the token ids and hidden states that the drafter was trained on, read lazily.
 
-Read now: the offline format of speculators from 0.5 on (speculators 0.9.0 train/data.py), which is also what
-vLLM's hidden-state connector writes:
+    speculators >= 0.5   FOLDER/                                    arrow dataset: input_ids, loss_mask
+                         FOLDER/hidden_states/hs_<row>.safetensors  token_ids [S], hidden_states [S, k + 1, H]
+    vLLM's connector     FOLDER/<request>.safetensors               the same two tensors, any file name
+    four that pickle     see `pickled`; read only where that is allowed
 
-    FOLDER/                                    arrow dataset: input_ids, loss_mask (read if pyarrow is there)
-    FOLDER/hidden_states/hs_<row>.safetensors  token_ids [S], hidden_states [S, k + 1, H]
-
-The last of the k + 1 layers is the verifier's state before its final norm; the others are the chunks that the
-drafter is fed, in feed order. The files do not say which depths these are: the drafter's config does.
-Opening reads headers only. Nothing here unpickles.
+Sources: speculators 0.9.0 train/data.py; vLLM's ExampleHiddenStatesConnector as speculators and
+Model-Optimizer read it. The dataset is read if pyarrow is there. The last of the k + 1 layers is the
+verifier's state (`StoredFeatures.last_is`: before its final norm or after it, as the format has it); the
+others are the chunks that the drafter is fed, in feed order. The files do not say which depths these are: the
+drafter's config does. Opening reads headers only, of pickled files those of the first few hundred.
 """
 
 from __future__ import annotations
@@ -34,23 +35,29 @@ EXPONENT = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One stored text of S tokens: row i of the states is the target's, at the position of token i."""
+    """One stored text of S tokens: row i of the states is the target's, at the position of token i.
+
+    A subclass a way of storing: it has `_ids` [S], `states` and `row`.
+    """
 
     index: int  # row of the dataset
     path: Path
     dtype: str
-    _tokens: TensorInfo = field(repr=False)
-    _states: TensorInfo = field(repr=False)
+    shape: tuple[int, ...]  # S, k + 1, H
     _of: StoredFeatures = field(repr=False, compare=False)
 
     @property
     def length(self) -> int:
-        return self._states.shape[0]
+        return self.shape[0]
+
+    @property
+    def _ids(self) -> Array:
+        raise NotImplementedError
 
     @property
     def token_ids(self) -> Array:
         """[S] int64."""
-        ids = self._tokens.array().astype(np.int64)
+        ids = self._ids.astype(np.int64)
         top = self._of.vocab_size
         if ids.min() < 0 or (top is not None and ids.max() >= top):
             spread = f"token_ids go from {ids.min()} to {ids.max()}, the vocabulary has {top}"
@@ -59,9 +66,8 @@ class Sample:
 
     @property
     def states(self) -> Array:
-        """[S, k + 1, H] mapped from the file as it is (uint16 is bf16 bits), whatever it holds."""
-        kind = EXPONENT[self.dtype][0] if self.dtype == "bfloat16" else self.dtype
-        return np.memmap(self.path, kind, "r", self._states.offsets[0], self._states.shape)
+        """[S, k + 1, H] as stored (uint16 is bf16 bits), whatever it holds."""
+        raise NotImplementedError
 
     @property
     def hidden(self) -> Array:
@@ -95,8 +101,8 @@ class Sample:
 
     @property
     def row(self) -> dict[str, Array] | None:
-        """input_ids and loss_mask as the dataset beside the states has them; None without one."""
-        return None if self._of.rows is None else self._of.rows.read(self.index)
+        """input_ids and loss_mask as the trainer has them; None where no mask was stored."""
+        raise NotImplementedError
 
     @property
     def _finite(self) -> Array:
@@ -108,6 +114,27 @@ class Sample:
                     raise BadInput(f"{self.path}: hidden_states: {where}; drop this sample or store it again")
             self._of.known_finite.add(self.index)
         return states
+
+
+@dataclass(frozen=True)
+class TensorSample(Sample):
+    """Of a safetensors file, whose numbers are mapped and never all read at once."""
+
+    _tokens: TensorInfo = field(repr=False)
+    _states: TensorInfo = field(repr=False)
+
+    @property
+    def _ids(self) -> Array:
+        return self._tokens.array()
+
+    @property
+    def states(self) -> Array:
+        kind = EXPONENT[self.dtype][0] if self.dtype == "bfloat16" else self.dtype
+        return np.memmap(self.path, kind, "r", self._states.offsets[0], self.shape)
+
+    @property
+    def row(self) -> dict[str, Array] | None:
+        return None if self._of.rows is None else self._of.rows.read(self.index)
 
 
 LastIs = Literal["before the final norm", "after the final norm", "unknown"]  # what a format says of it
@@ -123,6 +150,7 @@ class StoredFeatures:
     def __init__(self, path: Path, depths: tuple[int, ...] | None, vocab_size: int | None) -> None:
         self.path, self.depths, self.vocab_size = path, depths, vocab_size
         self.layout = ""
+        self.allow_pickle = False
         self.last_is: LastIs = "before the final norm"
         self.samples: list[Sample] = []
         self.ignored: list[str] = []  # file names that the trainer would not read either
@@ -140,13 +168,15 @@ class StoredFeatures:
         hidden_size: int | None = None,
         vocab_size: int | None = None,
         strict: bool = True,
+        allow_pickle: bool = False,
     ) -> StoredFeatures:
         """Open a folder and check every header. `depths` and the rest: what the drafter's config says.
 
         strict: BadInput on a sample whose rows are not as many as its token ids; else it is left out and said
-        in `truncated`, as a finding needs it.
+        in `truncated`, as a finding needs it. allow_pickle: read files of torch.save, tensors only.
         """
         stored = cls(Path(path), None if depths is None else tuple(depths), vocab_size)
+        stored.allow_pickle = allow_pickle
         if not stored.path.is_dir():
             raise BadInput(f"{path}: no such folder; give the folder that the trainer's data was written to")
         for name, find, read in FORMATS:
@@ -158,15 +188,16 @@ class StoredFeatures:
                 if stored.samples:
                     stored._check(hidden_size)
                 return stored
-        raise BadInput(f"{path}: holds no stored features; expected hidden_states/hs_<row>.safetensors in it")
+        raise BadInput(
+            f"{path}: holds no stored features; expected hidden_states/hs_<row>.safetensors in it, files of "
+            "vLLM's hidden-state connector, or data_<i>.pt, rows_*/data_<i>.ckpt(.gz), <conversation>.pt"
+        )
 
     def _check(self, hidden_size: int | None) -> None:
         first = self.samples[0]
         for s in self.samples:
-            if s._states.shape[1:] != first._states.shape[1:] or s.dtype != first.dtype:
-                here, there = (
-                    f"{x.dtype} [S, {x._states.shape[1]}, {x._states.shape[2]}]" for x in (s, first)
-                )
+            if s.shape[1:] != first.shape[1:] or s.dtype != first.dtype:
+                here, there = (f"{x.dtype} [S, {x.shape[1]}, {x.shape[2]}]" for x in (s, first))
                 raise BadInput(f"{s.path}: hidden_states is {here}, but {there} in {first.path.name}")
         if self.depths is not None and self.chunks != len(self.depths):
             raise BadInput(
@@ -186,11 +217,11 @@ class StoredFeatures:
     @property
     def chunks(self) -> int:
         """k: the layers that are fed, the verifier's last not counted."""
-        return self.samples[0]._states.shape[1] - 1
+        return self.samples[0].shape[1] - 1
 
     @property
     def hidden_size(self) -> int:
-        return self.samples[0]._states.shape[2]
+        return self.samples[0].shape[2]
 
     @property
     def tokens(self) -> int:
@@ -202,7 +233,7 @@ class StoredFeatures:
         known = (
             [f"depth {d}" for d in self.depths] if self.depths else [f"chunk {i}" for i in range(self.chunks)]
         )
-        return [*known, "last, before the final norm"]
+        return [*known, "last" if self.last_is == "unknown" else f"last, {self.last_is}"]
 
     def problems(self) -> Iterator[str]:
         """Read every sample whole and tell what is wrong with it; nothing when all is well."""
@@ -256,7 +287,7 @@ def _open_sample(stored: StoredFeatures, index: int, path: Path) -> Sample:
         raise BadInput(f"{path}: hidden_states is {states.dtype}; read are {', '.join(STATE_DTYPES)}")
     if states.shape[0] != tokens.shape[0] or not states.shape[0]:
         raise Truncated(f"{path}: hidden_states has {states.shape[0]} rows for {tokens.shape[0]} token_ids")
-    return Sample(index, path, states.dtype, tokens, states, stored)
+    return TensorSample(index, path, states.dtype, states.shape, stored, tokens, states)
 
 
 class _Rows:
@@ -289,25 +320,41 @@ class _Rows:
         }
 
 
-def _find_older(folder: Path) -> list[Path]:
-    patterns = ("data_*.pt", "data_*.ckpt*", "rows_*/data_*.ckpt*", "*.pt")
-    return [
-        p
-        for pattern in patterns
-        for p in folder.glob(pattern)
-        if p.name not in ("token_freq.pt", "vocab_mapping.pt")
-    ]
+def _find_connector(folder: Path) -> list[Path]:
+    """Files named by request, told from a model's by what they hold."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files or (folder / "config.json").exists():
+        return []
+    return files if {"token_ids", "hidden_states"} <= {t.name_in_file for t in read_header(files[0])} else []
 
 
-def _refuse_older(stored: StoredFeatures, files: list[Path]) -> None:
-    raise BadInput(
-        f"{files[0]}: a pickled format of an older trainer, which this version does not read; "
-        "store the features again with speculators 0.5 or newer"
-    )
+def _read_connector(stored: StoredFeatures, files: list[Path]) -> None:
+    stored.last_is = "unknown"  # the state after any layers that were asked for; usually the last is the last
+    stored.no_loss_mask = "vLLM's connector stores no loss mask"
+    for i, path in enumerate(files):
+        try:
+            stored.samples.append(_open_sample(stored, i, path))
+        except Truncated as error:
+            stored.truncated.append(str(error))
+
+
+def _find_pickled(folder: Path) -> list[Path]:
+    from eaglelab.pickled import find_files
+
+    return find_files(folder)
+
+
+def _read_pickled(stored: StoredFeatures, files: list[Path]) -> None:
+    from eaglelab.pickled import open_samples, refusal
+
+    if not stored.allow_pickle:
+        raise refusal(files[0])
+    open_samples(stored, files)
 
 
 # (name, what finds its files in a folder, what reads them); the first that finds any is taken
 FORMATS: list[tuple[str, Callable[[Path], list[Path]], Callable[[StoredFeatures, list[Path]], Any]]] = [
     ("speculators >= 0.5", _find_speculators, _read_speculators),
-    ("older, pickled", _find_older, _refuse_older),
+    ("vLLM hidden-state connector", _find_connector, _read_connector),
+    ("pickled", _find_pickled, _read_pickled),
 ]

@@ -39,7 +39,7 @@ _ROWS = 1 << 14  # rows of the target's head at a time: a head of 163,840 x 7,16
 
 @dataclass
 class StoredText:
-    """tokens [n]; features [n, width] in feed order; last [n, H] before the final norm."""
+    """tokens [n]; features [n, width] in feed order; last [n, H], after the final norm if `normed`."""
 
     index: int
     tokens: list[int]
@@ -47,6 +47,7 @@ class StoredText:
     last: torch.Tensor
     starts: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     source: str = "stored"
+    normed: bool = False
 
     def as_fed(self, capture: Capture, feed: Feed) -> StoredText | None:
         """The same text as the server's drafter was fed it; None if the capture does not have it.
@@ -88,20 +89,24 @@ def stored_texts(stored: StoredFeatures, feed: Feed) -> Iterator[StoredText]:
                 f"stored features are {features.shape[1]} wide, the drafter was trained on {feed.width}"
             )
         last = torch.from_numpy(to_float32(np.asarray(sample.last), sample.dtype))
-        yield StoredText(index, [int(t) for t in sample.token_ids], features, last)
+        normed = stored.last_is == "after the final norm"
+        yield StoredText(index, [int(t) for t in sample.token_ids], features, last, normed=normed)
 
 
 class Truth:
-    """The target's greedy choice, from its last hidden state before the final norm."""
+    """The target's greedy choice, from its last hidden state."""
 
     def __init__(self, target: TargetModel, device: str = "cpu"):
         config = target.config.get("text_config") or target.config
         self.eps, self.device = config.get("rms_norm_eps", 1e-6), device
         self.norm, self.head = target.load("norm.weight", torch.float32), target.load("lm_head.weight")
 
-    def argmax(self, last: torch.Tensor) -> np.ndarray:
-        """last [n, H] -> token ids [n], over the full vocabulary, in float32."""
-        states = F.rms_norm(last.float(), (last.shape[-1],), self.norm, self.eps).to(self.device)
+    def argmax(self, last: torch.Tensor, normed: bool = False) -> np.ndarray:
+        """last [n, H] before the final norm, or after it -> token ids [n], full vocabulary, float32."""
+        states = last.float()
+        if not normed:
+            states = F.rms_norm(states, (last.shape[-1],), self.norm, self.eps)
+        states = states.to(self.device)
         best = torch.full((len(states),), -torch.inf, device=self.device)
         choice = torch.zeros(len(states), dtype=torch.long, device=self.device)
         for start in range(0, len(self.head), _ROWS):
@@ -114,7 +119,9 @@ class Truth:
 
 def usable_starts(text: StoredText, truth: Truth, steps: int) -> np.ndarray:
     """Starts n with tokens n + 1 ... n + S all the target's argmax (right[i]: token i + 1 is it)."""
-    right = np.asarray(np.equal(truth.argmax(text.last)[:-1], text.tokens[1:]), dtype=bool).reshape(-1)
+    right = np.asarray(
+        np.equal(truth.argmax(text.last, text.normed)[:-1], text.tokens[1:]), dtype=bool
+    ).reshape(-1)
     if len(right) < steps + 1:
         return np.zeros(0, dtype=np.int64)
     runs = np.lib.stride_tricks.sliding_window_view(right[1:], steps).all(axis=1)

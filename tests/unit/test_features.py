@@ -268,5 +268,5 @@ def test_what_is_no_folder_of_features(tmp_path):
 def test_older_pickled_formats_are_refused_unopened(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(BadInput, match=r"data_.*pickled"):
+    with pytest.raises(BadInput, match=r"data_.*pickled by torch.save.*--allow-pickle"):
         StoredFeatures.open(tmp_path)
