@@ -18,6 +18,7 @@ report: setup ## start SGLang with the tiny drafter, capture, replay, diagnose; 
 test: ## ruff, mypy and all tests, those on the genuine server included (under 20 minutes)
 	@$(MAKE) --no-print-directory -j 2 test-environment server-environment
 	@$(MAKE) --no-print-directory lint
+	@requirements/browser.sh
 	CI=true $(BIN)/python -m pytest tests
 
 test-unit: test-environment ## the quick tests only (seconds)

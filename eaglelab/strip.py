@@ -25,7 +25,7 @@ LOOK: dict[Fate, tuple[str, str]] = {
     "bonus": ("+ ", f"background:{TINT[ORANGE]};border:2px solid {ORANGE};font-weight:bold"),
     "prompt": ("", f"background:{TINT[GREY]};border:1px solid {TINT[GREY]}"),
     "drafted": ("", f"background:{PAPER};border:1px solid {INK}"),
-    "to come": ("", f"background:{PAPER};border:1px dotted {GREY};opacity:0.45"),
+    "to come": ("", f"background:{PAPER};border:1px dotted {GREY};opacity:0.6"),
 }
 SHOWN = 12  # rounds before the fold
 

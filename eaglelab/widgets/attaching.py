@@ -66,6 +66,7 @@ class Panel(Shown):
         self.attachment: Attachment | None = None
         self.captures: list[Path] = []
         self.busy: threading.Thread | None = None
+        self.length = ""  # as shown last
         self._demo = contextlib.ExitStack()
         wide = w.Layout(width="340px")
         self.url = w.Text(value=url, description="server", placeholder="http://127.0.0.1:30000", layout=wide)
@@ -174,7 +175,7 @@ class Panel(Shown):
     def _arm(self) -> None:
         attachment = self._attached()
         if not attachment.armed:
-            self.live.value = self.got.value = ""
+            self.live.value = self.got.value = self.length = ""
             stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
             attachment.arm((self.out / stamp / "capture").absolute(), self._tell)
             threading.Thread(target=self._watch, args=(attachment,), daemon=True).start()
@@ -226,19 +227,19 @@ class Panel(Shown):
             with contextlib.suppress(EaglelabError):
                 self._live(attachment.status())
             threading.Event().wait(LOOKS)
+        self.live.value = panel(self.length) if self.length else ""
         if attachment.lost is not None:
             self._trouble(str(attachment.lost))
         self._buttons()
 
     def _live(self, status: str = "") -> None:
-        found = {m.name: m for m in self._attached().counters()}
-        length = found.get("accept_length.server")
-        words = [element("span", status)] if status else []
-        if length is not None and length.value is not None:
-            big = "font-size:20px;font-weight:bold"
-            words.insert(0, element("div", f"accept length so far: {length.value:.2f}", style=big))
-        if words:
-            self.live.value = panel(*words)
+        """The accept length so far, and what the probe says of itself."""
+        found = {m.name: m.value for m in self._attached().counters()}
+        if found.get("accept_length.server") is not None:
+            words = f"accept length so far: {found['accept_length.server']:.2f}"
+            self.length = element("div", words, style="font-size:20px;font-weight:bold")
+        if status or self.length:
+            self.live.value = panel(self.length, status)
 
     def _answered(self, texts: list[str]) -> None:
         shown = (element("div", f"… {text[-300:]}", style="padding:2px 0") for text in texts[:3])
