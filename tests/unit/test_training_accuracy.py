@@ -142,17 +142,15 @@ def _partly_right(drafter, document, norm, head):
 
 
 def test_the_steps_that_are_counted_by_hand():
-    """Three rows, two steps; the last row is not under the mask."""
+    """Four rows, two steps; the third row is not under the mask."""
     counts = Counts.none(2)
-    predicted = torch.tensor([[5, 6], [9, 7], [7, 7]])
-    counts.add(predicted, torch.tensor([5, 6, 7]), torch.tensor([True, True, False]))
-    # step 0: row 0 right, row 1 wrong; step 1: targets 6 and 7, of which 7 is not under the mask
-    assert (counts.right.tolist(), counts.counted.tolist(), counts.before.tolist()) == (
-        [1, 1],
-        [2, 1],
-        [2, 1],
-    )
-    assert counts.full == [0.5, 1.0] and counts.conditional == [0.5, 1.0]
+    predicted = torch.tensor([[5, 6], [6, 7], [7, 8], [9, 0]])
+    counts.add(predicted, torch.tensor([5, 6, 7, 8]), torch.tensor([True, True, False, True]))
+    # step 0: rows 0 and 1 right, row 3 wrong. Step 1: row 0 right (target row 1); row 1 right too, but its
+    # target row 2 is not under the mask; row 2 never started. Its target rows 1 and 3 count.
+    assert counts.right.tolist() == [2, 1] and counts.counted.tolist() == [3, 2]
+    assert counts.before.tolist() == [3, 2]
+    assert counts.full == [2 / 3, 0.5] and counts.conditional == [2 / 3, 0.5]
 
 
 def test_positions_without_a_draft_id_counted_and_left_out():
