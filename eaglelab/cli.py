@@ -143,12 +143,13 @@ def inspect(
     engine: o.Engine = "sglang==0.5.23",
     dialect: o.Dialect = "",
     statistics: o.Statistics = False,
+    allow_pickle: o.AllowPickle = False,
     as_json: o.Json = False,
 ) -> Result:
     """Say what is in a checkpoint, a capture or stored features, and what an engine does with a drafter."""
     from eaglelab import text
 
-    return Result(*text.inspect(path, target, launch, engine, dialect, statistics))
+    return Result(*text.inspect(path, target, launch, engine, dialect, statistics, allow_pickle))
 
 
 @command(
@@ -184,6 +185,7 @@ def diagnose(
     prompts: o.Prompts = "",
     launch: o.LaunchFlags = "",
     dialect: o.Dialect = "",
+    allow_pickle: o.AllowPickle = False,
     all_ranks: o.AllRanks = False,
     max_requests: o.MaxRequests = 0,
     max_new_tokens: o.NewTokens = 128,
@@ -205,7 +207,7 @@ def diagnose(
         "dialect": dialect,
         "all_ranks": all_ranks,
     }
-    options |= {"features": features, "prompts": prompts}
+    options |= {"features": features, "allow_pickle": allow_pickle, "prompts": prompts}
     options |= {"max_requests": max_requests, "max_new_tokens": max_new_tokens}
     params = BookParams.checked(options)
     with tempfile.TemporaryDirectory(prefix="eaglelab-") as folder:
@@ -274,6 +276,7 @@ def report(
     prompts: o.Prompts = "",
     baseline: o.Baseline = "",
     dialect: o.Dialect = "",
+    allow_pickle: o.AllowPickle = False,
     all_ranks: o.AllRanks = False,
     out: o.Out = "",
     assign: o.Assign = None,
@@ -289,6 +292,7 @@ def report(
         "prompts": prompts,
         "baseline": baseline,
         "dialect": dialect,
+        "allow_pickle": allow_pickle,
         "all_ranks": all_ranks,
         "out": out,
     }

@@ -116,6 +116,7 @@ def run(
     out: str | Path | None = None,
     max_new_tokens: int = 128,
     max_requests: int = 0,
+    allow_pickle: bool = False,
     all_ranks: bool = False,
     device: str = "cpu",
     progress: Progress | None = None,
@@ -130,7 +131,7 @@ def run(
     """
     say = progress or quiet
     checkpoint = open_checkpoint(drafter, dialect or None)
-    stored = _open_features(features)
+    stored = _open_features(features, allow_pickle)
     recorded = _open_capture(capture)
     if recorded is None and server:
         say("capturing the server")
@@ -270,12 +271,12 @@ def _measured(evidence: Evidence, found: list[Finding]) -> bool:
     return compared and recorded.enough(evidence.capture)
 
 
-def _open_features(path: str | Path | None) -> StoredFeatures | None:
+def _open_features(path: str | Path | None, allow_pickle: bool) -> StoredFeatures | None:
     if not path:
         return None
     from eaglelab.features import StoredFeatures
 
-    return StoredFeatures.open(path, strict=False)
+    return StoredFeatures.open(path, strict=False, allow_pickle=allow_pickle)
 
 
 def _open_capture(path: str | Path | None) -> Capture | None:

@@ -53,6 +53,7 @@ File = Annotated[OptionalPath, _value("FILE", "Write here (default: stdout).", "
 PageFile = Annotated[Path, _value("FILE", "The page to write.", "--out")]
 Wait = Annotated[float, _value("S", "Seconds to wait while another report works on this server.", min=0)]
 Form = Annotated[str, _value("NAME", "The form to write: sglang, speculators or vllm.")]
+AllowPickle = Annotated[bool, _switch("Read features pickled by torch.save, tensors only.", "--allow-pickle")]
 AllRanks = Annotated[bool, _switch("Record every tensor-parallel rank.", "--all-ranks")]
 AllTraffic = Annotated[
     bool, _switch("Record other users' requests too: their tokens leave the server.", "--all-traffic")

@@ -55,6 +55,7 @@ class ReportParams(BaseModel):
     out: str = Field("", description="folder for this run's files; empty: runs/ and the time")
     max_new_tokens: int = Field(128, ge=1, description="tokens to generate for each prompt")
     max_requests: int = Field(0, ge=0, description="how many prompts to send; 0: all of them")
+    allow_pickle: bool = Field(False, description="read features pickled by torch.save, tensors only")
     all_ranks: bool = Field(False, description="record every tensor-parallel rank, to see that they agree")
 
     @classmethod

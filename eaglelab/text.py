@@ -44,7 +44,15 @@ def rows(table: Iterable[Sequence[object]], indent: str = "  ") -> str:
     return "\n".join(out)
 
 
-def inspect(path: Path, target: str, launch: str, engine: str, dialect: str, statistics: bool) -> Both:
+def inspect(
+    path: Path,
+    target: str,
+    launch: str,
+    engine: str,
+    dialect: str,
+    statistics: bool,
+    allow_pickle: bool = False,
+) -> Both:
     """A drafter, a capture or stored features: told apart by what lies there."""
     if (path / "capture.json").exists():
         from eaglelab.capture import open_capture
@@ -54,7 +62,7 @@ def inspect(path: Path, target: str, launch: str, engine: str, dialect: str, sta
         return drafter(path.parent if path.is_file() else path, target, launch, engine, dialect, statistics)
     if not path.exists():
         raise BadInput(f"{path}: there is nothing there")
-    return stored(path, statistics)
+    return stored(path, statistics, allow_pickle)
 
 
 def drafter(path: Path, target: str, launch: str, engine: str, dialect: str, statistics: bool) -> Both:
@@ -136,14 +144,15 @@ def _short(value: Any) -> str:
     return textwrap.shorten(text, 60, placeholder=" …") if " " in text else text[:60]
 
 
-def stored(path: Path, statistics: bool) -> Both:
+def stored(path: Path, statistics: bool, allow_pickle: bool = False) -> Both:
     """What a trainer stored: samples, tokens, widths."""
     from eaglelab.features import StoredFeatures
 
-    found = StoredFeatures.open(path)
+    found = StoredFeatures.open(path, allow_pickle=allow_pickle)
     said: dict[str, Any] = {
         "kind": "features",
         "path": str(path),
+        "format": found.layout,
         "samples": len(found.samples),
         "tokens": found.tokens,
         "dtype": found.dtype,

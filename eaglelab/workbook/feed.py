@@ -60,7 +60,10 @@ def _drifts(book: Workbook) -> list[Drift] | str:
         return "no stored features were given (features)"
     if book.capture is None:
         return book.evidence.why_not("capture")
-    stored, feed = StoredFeatures.open(book.params.features), book.evidence.trained[0]
+    given, feed = book.params, book.evidence.trained[0]
+    stored = StoredFeatures.open(given.features, strict=False, allow_pickle=given.allow_pickle)
+    if not stored.samples:
+        return "no stored text has a row for each of its tokens"
     names = [f"depth {d}" for d in feed.depths] or [f"chunk {i}" for i in range(stored.chunks)]
     try:
         return drift(book.capture, stored, feed, names)

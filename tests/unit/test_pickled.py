@@ -227,3 +227,40 @@ def test_a_large_folder_is_read_in_part(tmp_path, monkeypatch):
     monkeypatch.setattr("eaglelab.pickled.MOST_FILES", 2)
     stored = StoredFeatures.open(tmp_path, allow_pickle=True)
     assert [s.index for s in stored.samples] == [0, 2] and stored.ignored == ["data_10.pt"]
+
+
+def test_diagnose_and_inspect_read_them_only_when_asked_to(tmp_path):
+    """SpecForge's form of the shipped features: healthy, its teacher after the norm; refused without asking."""
+    pytest.importorskip("transformers")
+    from typer.testing import CliRunner
+
+    from eaglelab import cli, diagnose
+    from eaglelab.forward import run_target
+
+    data = Path(__file__).parents[2] / "data"
+    shipped = StoredFeatures.open(data / "features").samples[:3]
+    runs = run_target(data / "target", [s.token_ids.tolist() for s in shipped])
+    folder = tmp_path / "rows_0-2000"
+    folder.mkdir()
+    for i, (sample, run) in enumerate(zip(shipped, runs, strict=True)):
+        aux = torch.from_numpy(np.concatenate([run.stream(d) for d in (2, 4, 5)], axis=1))
+        stored = {
+            "input_ids": torch.from_numpy(sample.token_ids),
+            "loss_mask": torch.from_numpy(sample.loss_mask.astype(np.int64)),
+            "hidden_state": torch.from_numpy(run.final)[None].to(torch.bfloat16),
+            "aux_hidden_state": aux[None].to(torch.bfloat16),
+        }
+        torch.save(stored, folder / f"data_{i}.ckpt")
+    flags = "--speculative-algorithm EAGLE3 --dtype float32"
+    files = {"drafter": data / "drafter-speculators", "target": data / "target", "launch": flags}
+    with pytest.raises(BadInput, match="--allow-pickle"):
+        diagnose.run(**files, features=tmp_path)
+    found = diagnose.run(**files, features=tmp_path, allow_pickle=True)
+    assert found.failed == []
+    verdicts = {f.fault: f.verdict for f in found.findings}
+    assert verdicts["teacher-norm"] == verdicts["stored-features-shifted"] == verdicts["loss-mask"] == "passed"
+    assert found.ladder.rungs["1"].accept_length > 3, "its starts are found from the normed state"
+    words = ["inspect", str(tmp_path), "--json"]
+    assert CliRunner().invoke(cli.app, words).exit_code == 2
+    answer = CliRunner().invoke(cli.app, [*words, "--allow-pickle"])
+    assert answer.exit_code == 0 and json.loads(answer.stdout)["format"] == "SpecForge"
