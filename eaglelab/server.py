@@ -268,7 +268,7 @@ class Server:
         timeout: float | None = None,
         last: bool = False,
     ) -> Any:
-        """The JSON answer; None for a status in `allow`. `last`: no other request goes over this connection."""
+        """The JSON answer; None for a status in `allow`. `last`: the connection is then closed."""
         extra: dict[str, Any] = {} if body is None else {"json": body}
         if last:
             extra["headers"] = {"Connection": "close"}
