@@ -138,7 +138,7 @@ FAULTS = (
         ("config", "tensors", "replay"),
         "convert again: `eaglelab convert` moves the columns",
         4,
-        ("diff:depths", "replay:chunk-order"),
+        ("diff:depths", "check:feed-depths", "check:stored-features-shifted", "replay:chunk-order"),
         source="sglang 0.5.23 models/llama.py collects states in the order of the layers; run here",
     ),
 )

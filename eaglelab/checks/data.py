@@ -151,6 +151,8 @@ def _elsewhere(names: DepthNames, evidence: Evidence, lines: list[str]) -> Findi
         slug, _ = shown(evidence.depths, (evidence.served or evidence.trained)[0], evidence)
         if slug is not None:
             return _named(slug, *lines, "the server feeds the very depths that were stored")
+    if sorted(stored) == sorted(meant):
+        return _named("chunk-order", *lines)
     better = evidence.data.better_on if evidence.data else None
     if better is not None:
         on, off = better

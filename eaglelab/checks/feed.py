@@ -76,7 +76,11 @@ SHOWN = {
     "rows moved": ("token-shift", "rows of a padded or recycled buffer show alike"),
     "stale rows": ("stale-rows", "CUDA graphs, padding and recycled buffers show alike"),
 }
-NAMED = frozenset(slug for slug, _ in SHOWN.values()) | {"ids-hard-coded", "id-past-the-last-layer"}
+NAMED = frozenset(slug for slug, _ in SHOWN.values()) | {
+    "ids-hard-coded",
+    "id-past-the-last-layer",
+    "chunk-order",
+}
 
 
 def depths(evidence: Evidence) -> Finding:
@@ -138,7 +142,7 @@ def shown(names: DepthNames, meant: Feed, evidence: Evidence) -> tuple[str | Non
         )
     got = tuple(p.depth for p in fed)
     if sorted(got) == sorted(meant.depths):
-        return None, "the chunks are fed in another order than they were trained in"
+        return "chunk-order", "the depths are the right ones, their order is not"
     if 0 in got and 0 not in meant.depths:
         return SHOWN["embedding"]
     moved = {g - m for g, m in zip(got, meant.depths, strict=True)}

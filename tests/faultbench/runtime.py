@@ -140,7 +140,7 @@ FEED = (
     ),
     fault(
         "live-chunk-order",
-        "feed-depths",
+        "chunk-order|feed-depths",
         3,
         on("order"),
         stored=True,

@@ -120,7 +120,7 @@ def test_the_shipped_features_are_healthy(given):
             states(lambda x, i: torch.cat([x[:1], x[:-1]])),
             "row i holds the state of token i - 1",
         ),
-        ("stored-features-shifted", states(lambda x, i: x[:, [1, 0, 2, 3]]), "the drafter finds"),
+        ("chunk-order", states(lambda x, i: x[:, [1, 0, 2, 3]]), "chunk 0: depth 4 (exact"),
         (
             "target-quantized-or-rotated",
             states(lambda x, i: x.float() @ torch.linalg.qr(torch.randn(128, 128, generator=seed()))[0]),

@@ -79,6 +79,7 @@ def judged(golden, change, **more):
     [
         ("ids-plus-one", fed(3, 5, 6)),
         ("ids-off-by-one", fed(1, 3, 4)),
+        ("chunk-order", fed(4, 2, 5)),
         ("embedding-counted", fed(0, 4, 5)),
         ("id-past-the-last-layer", fed(2, 4, "final")),
         ("target-quantized-or-rotated", each(lambda c: c @ ROTATION)),
@@ -99,7 +100,6 @@ def test_what_only_the_vectors_show_has_its_name(golden, slug, change):
 @pytest.mark.parametrize(
     ("title", "change"),
     [
-        ("the chunks are fed in another order than they were trained in", fed(4, 2, 5)),
         ("some of the rows that are fed come from another depth", after_verify(fed(3, 5, 6))),
         (
             "the rows that are fed went through a norm that was not trained",

@@ -230,7 +230,7 @@ def test_a_large_folder_is_read_in_part(tmp_path, monkeypatch):
 
 
 def test_diagnose_and_inspect_read_them_only_when_asked_to(tmp_path):
-    """SpecForge's form of the shipped features: healthy, its teacher after the norm; refused without asking."""
+    """SpecForge's form of the shipped features: healthy, its teacher after the norm; refused unasked."""
     pytest.importorskip("transformers")
     from typer.testing import CliRunner
 
@@ -258,7 +258,9 @@ def test_diagnose_and_inspect_read_them_only_when_asked_to(tmp_path):
     found = diagnose.run(**files, features=tmp_path, allow_pickle=True)
     assert found.failed == []
     verdicts = {f.fault: f.verdict for f in found.findings}
-    assert verdicts["teacher-norm"] == verdicts["stored-features-shifted"] == verdicts["loss-mask"] == "passed"
+    assert (
+        verdicts["teacher-norm"] == verdicts["stored-features-shifted"] == verdicts["loss-mask"] == "passed"
+    )
     assert found.ladder.rungs["1"].accept_length > 3, "its starts are found from the normed state"
     words = ["inspect", str(tmp_path), "--json"]
     assert CliRunner().invoke(cli.app, words).exit_code == 2
