@@ -12,4 +12,5 @@ LESSONS = {  # notebook -> its title
     "3_the_incident": "The incident",
     "4_layers_offsets_conventions": "Layers, offsets and conventions",
     "5_trees": "Trees",
+    "6_build_your_own_check": "Build your own check",
 }

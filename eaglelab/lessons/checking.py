@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from eaglelab.html import Html, verdict_box
 
 LONGEST = 160  # characters of a value in a message
+PLAIN = (list, dict, set, tuple, str)
 
 
 class NotYet(AssertionError):
@@ -34,7 +35,7 @@ def ask(function: Callable[..., Any], *arguments: Any) -> Any:
     if not callable(function):
         raise NotYet(f"{name} is no function: write it in the cell above and run that cell.")
     try:
-        got = function(*copy.deepcopy(arguments))
+        got = function(*map(_copied, arguments))
     except NotImplementedError:
         raise NotYet(f"{name} is not written yet: replace its `raise NotImplementedError`.") from None
     except NotYet:  # what it was given to call has something to say
@@ -100,7 +101,7 @@ def passed(words: str, *details: object) -> Html:
 
 def _does(wrong: Callable[..., Any], arguments: tuple[Any, ...], got: Any) -> bool:
     try:
-        return alike(got, wrong(*copy.deepcopy(arguments)))
+        return alike(got, wrong(*map(_copied, arguments)))
     except Exception:  # a mistake need not work on every case
         return False
 
@@ -114,4 +115,11 @@ def _short(value: Any) -> str:
     if shape is not None and len(shape):
         return f"<{type(value).__name__} {list(shape)}>"
     text = repr(round(value, 6)) if isinstance(value, float) else repr(value)
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+    if len(text) <= LONGEST:
+        return text
+    return text[:LONGEST] + "…" if isinstance(value, PLAIN) else f"<{type(value).__name__}>"
+
+
+def _copied(value: Any) -> Any:
+    """A copy of what a reader's function might change; evidence, open files and functions as they are."""
+    return copy.deepcopy(value) if isinstance(value, PLAIN) or hasattr(value, "clone") else value

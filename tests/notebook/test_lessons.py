@@ -1,46 +1,15 @@
 """The lessons: each passes with its folded answers, and each check fails on the untouched exercise."""
 
 import ast
-import contextlib
 import re
-from pathlib import Path
 
 import nbformat
+import papermill
 import pytest
+from reading_lessons import EVERY, FOLDER, answered, exercises, kind, play
 
 from eaglelab.lessons import LESSONS, arithmetic
 from eaglelab.lessons.checking import NotYet
-
-FOLDER = Path(__file__).parents[2] / "notebooks" / "lessons"
-EVERY = [FOLDER / f"{stem}.ipynb" for stem in LESSONS]
-ANSWER = re.compile(r"<details><summary>Answer</summary>.*?```python\n(.*?)```.*</details>", re.S)
-
-
-def kind(cell):
-    tags = cell.metadata.get("tags", [])
-    return tags[0] if tags else cell.cell_type
-
-
-def answer(cell):
-    """The code in a folded answer."""
-    return ANSWER.fullmatch(cell.source).group(1)
-
-
-def exercises(notebook):
-    """(exercise, its check, its answer's code): each exercise is followed by these, in this order."""
-    found, cells = [], notebook.cells
-    for i, cell in enumerate(cells):
-        if kind(cell) == "exercise":
-            assert [kind(c) for c in cells[i + 1 : i + 3]] == ["check", "answer"]
-            found.append((cell, cells[i + 1], answer(cells[i + 2])))
-    return found
-
-
-def answered(notebook):
-    """The notebook with its answers in the place of its exercises."""
-    for exercise, _, code in exercises(notebook):
-        exercise.source = code
-    return notebook
 
 
 @pytest.mark.parametrize("path", EVERY, ids=lambda p: p.stem)
@@ -68,36 +37,6 @@ def test_lesson_is_stripped_short_and_leads_on(path):
             assert not any(isinstance(n, defined) for n in ast.walk(ast.parse(cell.source)))
 
 
-def play(notebook):
-    """Run a lesson in one namespace: each check on the untouched exercise, then on the answer.
-
-    The untouched exercise is run in a copy, as a reader would who has done everything before it.
-    """
-    names = {"__name__": "__main__"}
-    pairs = {check.id: (exercise, code) for exercise, check, code in exercises(notebook)}
-    shown = {}
-    for cell in notebook.cells:
-        if cell.cell_type != "code" or kind(cell) == "exercise":
-            continue
-        if cell.id in pairs:
-            exercise, code = pairs[cell.id]
-            untouched = dict(names)
-            exec(exercise.source, untouched)
-            with pytest.raises(NotYet, match="is not written yet|is still `...`"):
-                exec(cell.source, untouched)
-            exec(code, names)
-        shown[cell.id] = last_value(cell.source, names)
-    return shown
-
-
-def last_value(source, names):
-    """Run a cell; the value of its last line if that is an expression."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None
-
-
 @pytest.mark.notebook
 @pytest.mark.parametrize("path", EVERY, ids=lambda p: p.stem)
 def test_checks_fail_untouched_and_pass_with_the_answers(path, monkeypatch):
@@ -111,26 +50,20 @@ def test_checks_fail_untouched_and_pass_with_the_answers(path, monkeypatch):
     assert pictures and all(v.data.startswith(b"\x89PNG") and v.alt for v in pictures)
 
 
-@pytest.mark.server("eagle-chain")
-def test_the_incident_on_a_genuine_server(servers, monkeypatch):
-    """Lesson 3 with a server: the same answers hold, and the restarted server accepts as predicted."""
-    from eaglelab.lessons import incident
-
-    @contextlib.contextmanager
-    def shared(algorithm):
-        yield servers.get({"EAGLE": "eagle-chain", "EAGLE3": "eagle3-chain"}[algorithm])
-
-    monkeypatch.setattr(incident, "start_server", shared)
-    notebook = nbformat.read(FOLDER / "3_the_incident.ipynb", as_version=4)
-    shown = play(notebook)
-    assert all("✓ passed" in str(shown[c.id]) for c in notebook.cells if kind(c) == "check")
-    (predicted, counted) = (
-        [float(x) for x in re.findall(r">(\d\.\d\d)<", str(shown[c.id]))]
-        for c in notebook.cells
-        if c.source in ("case.predict(fix)", "case.restart(fix)")
-    )
-    assert predicted[0] == counted[0] < 1.1 and counted[1] > 2
-    assert abs(predicted[1] - counted[1]) < 0.05 * counted[1]
+@pytest.mark.notebook
+def test_in_a_kernel_the_answers_run_and_an_untouched_exercise_shows_words_alone(tmp_path):
+    """What a reader sees: papermill runs a lesson with its answers, and stops at an untouched exercise."""
+    path, out = FOLDER / "6_build_your_own_check.ipynb", tmp_path / "out.ipynb"
+    whole = tmp_path / path.name
+    nbformat.write(answered(nbformat.read(path, as_version=4)), whole)
+    done = papermill.execute_notebook(whole, out, cwd=FOLDER, progress_bar=False)
+    assert all(c.execution_count for c in done.cells if c.cell_type == "code")
+    with pytest.raises(papermill.PapermillExecutionError, match="share is not written yet"):
+        papermill.execute_notebook(path, out, cwd=FOLDER, progress_bar=False)
+    (error,) = [
+        o for c in nbformat.read(out, 4).cells for o in c.get("outputs", []) if o.output_type == "error"
+    ]
+    assert error.traceback == ["Not yet. share is not written yet: replace its `raise NotImplementedError`."]
 
 
 WRONG = [  # (check, other arguments after the reader's, the reader's functions, words that help)
@@ -237,6 +170,19 @@ SLIPS = [  # (lesson, what an answer says, what a reader may write there, words 
     ("5", "nodes - 1]", "nodes]", "worked example"),
     ("5", "(draft_tokens - 1)", "5", "every draft that was proposed"),
     ("5", "(accept_length - 1) /", "accept_length /", "should be"),
+    ("6", "len(set(r)) == 1", "r[0] == r[1]", "the same token"),
+    ("6", "for r in several) / len(several)", "for r in rounds) / len(rounds)", "left out"),
+    ("6", 'REPEAT.skipped(evidence.why_not("capture"))', 'REPEAT.passed("0 rounds")', "never passed"),
+    ("6", 'evidence.why_not("capture")', '"no capture"', "say why"),
+    ("6", "    if not rounds:", "    if len(rounds) < -1:", "ZeroDivisionError"),
+    ("6", "share(rounds) > 0.5", "share(rounds) > 0.2", "3 rounds of 10"),
+    ("6", 'in {share(rounds):.0%} of {len(rounds)} rounds, all drafts', "all drafts", "how many rounds"),
+    ("6", 'and nothing.verdict == "skipped"', "", "no capture"),
+    ("6", 'healthy.verdict == "passed" and told', "told", "on every capture"),
+    ("6", "and bool(stuck.fix)", "", "what to do"),
+    ("6", 'told = stuck.verdict == "failed" and bool(stuck.fix)', "told = True", "never fails"),
+    ("6", '("check:drafts-repeat", "rung:5")', '("rung:5",)', "name what finds it"),
+    ("6", '("capture", "replay")', '("capture", "gut feeling")', "signals are of"),
 ]  # fmt: skip
 
 
@@ -260,6 +206,15 @@ def test_a_slip_in_an_answer_is_named(lesson, right, slip, words, monkeypatch):
             return
         exec(code, names)
     pytest.fail(f"no answer of lesson {lesson} says {right!r}")
+
+
+@pytest.mark.parametrize("path", [*EVERY, FOLDER / "README.md"], ids=lambda p: p.stem)
+def test_links_lead_somewhere(path):
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        source = "\n".join(c.source for c in nbformat.reads(source, 4).cells if c.cell_type == "markdown")
+    relative = [link for link in re.findall(r"\]\(([^)#]+)\)", source) if not link.startswith("https://")]
+    assert relative and all((FOLDER / link).exists() for link in relative)
 
 
 def test_the_index_lists_every_lesson():
