@@ -55,6 +55,15 @@ class Streams:
         return torch.cat(found, dim=-1)
 
 
+_KEPT: dict[str, Any] = {}  # made once in a process: no bench changes them
+
+
+def _once(key: str, make: Callable[[], Any]) -> Any:
+    if key not in _KEPT:
+        _KEPT[key] = make()
+    return _KEPT[key]
+
+
 def target_model(bench: Bench) -> Any:
     """The tiny target as transformers runs it, in float32."""
 
@@ -63,7 +72,7 @@ def target_model(bench: Bench) -> Any:
 
         return LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
 
-    return bench.once("target", load)
+    return _once("target", load)
 
 
 def streams_of(bench: Bench, tokens: Sequence[int], prompt_len: int) -> Streams:
@@ -95,7 +104,7 @@ def prompts(bench: Bench) -> list[list[int]]:
             found.append([int(i) for i in ids])
         return found
 
-    return bench.once("prompts", read)
+    return _once("prompts", read)
 
 
 def generations(bench: Bench) -> list[Streams]:
@@ -116,7 +125,7 @@ def generations(bench: Bench) -> list[Streams]:
             found.append(streams_of(bench, out[0].tolist(), len(ids)))
         return found
 
-    return bench.once("generations", make)
+    return _once("generations", make)
 
 
 def stored_streams(bench: Bench) -> list[Streams]:
@@ -128,7 +137,7 @@ def stored_streams(bench: Bench) -> list[Streams]:
         files = sorted((FEATURES / "hidden_states").glob("hs_*.safetensors"))
         return [streams_of(bench, load_file(f)["token_ids"].tolist(), 40) for f in files]
 
-    return bench.once("stored streams", make)
+    return _once("stored streams", make)
 
 
 def walk(bench: Bench, checkpoint: Any, feed: Feed, wiring: Wiring, launch: Launch) -> Length | None:

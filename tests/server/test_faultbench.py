@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(480)
 def test_the_fast_cases_on_genuine_servers(servers, tmp_path):
-    """Every required rate holds for them. The bench starts servers of its own, so the session's is stopped."""
+    """Every required rate holds. The bench starts servers of its own, so the session's is stopped."""
     servers.stop()
     command = [sys.executable, "tests/faultbench", "--fast", "--genuine", "--out", str(tmp_path / "out put")]
     done = subprocess.run(
