@@ -104,7 +104,7 @@ def renamed(held: Tensors) -> Tensors:
 
 
 FAULTS = (
-    case("served-eagle-flag", "eagle-flag-on-eagle3-drafter", 4, relaunch=True, algorithm="EAGLE", fast=True),
+    case("served-eagle-flag", "eagle-flag-on-eagle3-drafter", 4, relaunch=True, algorithm="EAGLE"),
     case(
         "served-nextn",
         "eagle-flag-on-eagle3-drafter",

@@ -115,13 +115,20 @@ def _clean(site: Site, fault: Any):
         torch.nan_to_num_(buffer, 0.0, 0.0, 0.0)
 
 
-def stale(site: Site, late: bool = False, first: int = 0):
-    """The rows of the call before, where the shapes agree: a recycled buffer. The `first` rows are new."""
-    last: dict[tuple[int, ...], Any] = {}
+def stale(site: Site, late: bool = False):
+    """After a verify a request's rows are those of its verify before: a buffer that was not filled anew."""
+    last: dict[int, Any] = {}  # row of the request pool -> its rows of the last verify
 
-    def change(rows: Any, _: Any) -> Any:
-        old, last[tuple(rows.shape)] = last.get(tuple(rows.shape)), rows
-        return rows if old is None else torch.cat([rows[:first], old[first:]])
+    def change(rows: Any, batch: Any) -> Any:
+        pool = batch.req_pool_indices.tolist()
+        if not (batch.forward_mode.is_target_verify() or batch.forward_mode.is_draft_extend_v2()):
+            for request in pool:
+                last.pop(request, None)
+            return rows
+        blocks = list(rows.chunk(len(pool)))
+        found = [last.get(request, block) for request, block in zip(pool, blocks, strict=True)]
+        last.update(zip(pool, blocks, strict=True))
+        return torch.cat(found)
 
     return features(site, change, late)
 

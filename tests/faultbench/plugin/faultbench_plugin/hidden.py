@@ -56,7 +56,7 @@ def bonus_embedding(site: Site):
     """The last committed token of a draft-extend is looked up as the one before it."""
 
     def change(ids: Any, positions: Any, batch: Any) -> Any:
-        if batch.forward_mode.is_extend():
+        if not batch.forward_mode.is_decode():
             ids = ids.clone()
             for start, _, accepted in _blocks(batch):
                 ids[start + accepted - 1] = ids[start + max(accepted - 2, 0)]

@@ -118,7 +118,7 @@ def token_shift(site: Site):
     last: dict[int, Any] = {}  # row of the request pool -> the token at its last committed position
 
     def change(ids: Any, positions: Any, batch: Any) -> Any:
-        if not batch.forward_mode.is_extend():
+        if batch.forward_mode.is_decode():
             return ids, positions
         old = ids.clone()
         for row, (start, end, accepted) in zip(batch.req_pool_indices.tolist(), _blocks(batch), strict=True):
