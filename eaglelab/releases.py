@@ -14,6 +14,7 @@ Number = tuple[int, int, int]
 
 OLDEST, NEWEST = "0.5.10", "0.5.23"  # of the releases that `make compat` reads
 FIRST_WITH_PLUGINS: Number = (0, 5, 11)
+FIRST_WITH_PROBE: Number = (0, 5, 14)  # before, a draft worker has no method at which the probe could attach
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,11 @@ def does(version: str, behaviour: str) -> bool:
 def has_plugins(version: str) -> bool:
     """Whether a release loads plugins at all; an unknown one gets the benefit of the doubt."""
     return at_least(version, FIRST_WITH_PLUGINS)
+
+
+def takes_probe(version: str) -> bool:
+    """Whether the probe attaches to this release's draft worker."""
+    return at_least(version, FIRST_WITH_PROBE)
 
 
 def differences(version: str) -> list[str]:

@@ -18,7 +18,7 @@ import httpx
 from eaglelab.counters import Answer, Counters, histogram, total
 from eaglelab.errors import AttachError, BadInput
 from eaglelab.prompts import Prompt
-from eaglelab.releases import has_plugins
+from eaglelab.releases import has_plugins, takes_probe
 
 if TYPE_CHECKING:
     from eaglelab.launch import Launch
@@ -198,11 +198,16 @@ class Server:
     def probe_status(self, facts: ServerFacts | None = None) -> dict[str, Any]:
         """What the probe says of itself, each rank by name; AttachError says why there is none."""
         status = self._send("GET", "/eaglelab/status", allow=(404,))
-        if isinstance(status, dict) and "ranks" in status:
+        answers = isinstance(status, dict) and "ranks" in status
+        if answers and status["ranks"]:
             return status
         facts = facts or self.facts()
+        if answers and takes_probe(facts.version):
+            return status
         if not facts.has_plugins:
             text = f"is SGLang {facts.version}, too old for plugins (0.5.11 and later load them)"
+        elif not takes_probe(facts.version):
+            text = f"is SGLang {facts.version}, too old for the probe (it attaches to 0.5.14 and later)"
         elif (facts.fields.get("tokenizer_worker_num") or 1) > 1:
             text = "runs several tokenizer workers, where SGLang checks no API key, so the probe adds no"
             text += " routes: relaunch it with --tokenizer-worker-num 1"

@@ -17,7 +17,7 @@ from pathlib import Path
 from compat.sources import Release
 from eaglelab.definitions import FIELDS
 from eaglelab.probe.hooks import OWN_PREFILL, Hooks
-from eaglelab.releases import FIRST_WITH_PLUGINS, NEWEST, OLDEST, SINCE, Number
+from eaglelab.releases import FIRST_WITH_PLUGINS, FIRST_WITH_PROBE, NEWEST, OLDEST, SINCE, Number
 
 PROBE = Path(__file__).resolve().parents[2] / "eaglelab" / "probe"
 RELEASES = (
@@ -27,7 +27,7 @@ RELEASES = (
 V1_UNTIL: Number = (0, 5, 13)  # the first release without the v1 worker
 # What the probe needs and older releases lack; without it, it does what its docs say.
 PROBE_SINCE: dict[str, Number] = {
-    "EagleDraftWorker.alloc_memory_pool": (0, 5, 14),
+    "EagleDraftWorker.alloc_memory_pool": FIRST_WITH_PROBE,
     "EAGLEDraftCudaGraphRunner.execute": (0, 5, 14),
     "EAGLEDraftExtendCudaGraphRunner.execute": (0, 5, 14),
     "EAGLEWorkerV2._forward_prefill_batch": OWN_PREFILL,

@@ -155,7 +155,11 @@ ANSWER = {
 
 @pytest.mark.parametrize(
     "version, words",
-    [("0.5.10.post1", "too old for plugins .0.5.11 and later"), ("0.5.12", "has no eaglelab plugin")],
+    [
+        ("0.5.10.post1", "too old for plugins .0.5.11 and later"),
+        ("0.5.12", "too old for the probe .it attaches to 0.5.14"),
+        ("0.5.20", "has no eaglelab plugin"),
+    ],
 )
 def test_a_server_without_the_probe_is_refused_and_told_what_still_works(version, words):
     """Old, or new without our plugin: facts, counters and the static diagnosis still work."""
@@ -180,6 +184,19 @@ def test_a_server_without_the_probe_is_refused_and_told_what_still_works(version
     assert launch.version == version
     step_offset = served(open_checkpoint(SGLANG), launch)[1].step_offset
     assert step_offset == (0 if at_least(version, (0, 5, 12)) else 1)
+
+
+@pytest.mark.parametrize("version, attaches", [("0.5.13", False), ("0.5.14", True)])
+def test_a_probe_that_answers_without_a_rank_attaches_from_0_5_14(version, attaches):
+    """0.5.11 to 0.5.13 load the plugin, but their draft worker has nothing to hook at its start."""
+    pages = {"/server_info": OLD | {"version": version}, "/model_info": {}, "/eaglelab/status": {"ranks": {}}}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=pages[request.url.path]))
+    server = Server("http://127.0.0.1:30000", transport=transport)
+    if attaches:
+        assert server.probe_status() == {"ranks": {}}  # still starting: the capture says so
+    else:
+        with pytest.raises(AttachError, match="too old for the probe"):
+            server.probe_status()
 
 
 def test_a_drafter_with_latent_attention_needs_0_5_12():
