@@ -316,10 +316,11 @@ def speed_figure(speedup: Callable[[float, int, float], float]) -> Any:
     for name in ("EAGLE", "EAGLE3"):
         x = servers[name]["accept_length"]
         axes.axvline(x, color="#b0b0b0", linewidth=1, zorder=0)
-        axes.text(x, 5.6, f" {name}: {x:.2f}", color=INK, va="center")
+        count = servers[name]["verifies"]
+        axes.text(x, 5.6, f" {name}: {x:.2f} (n = {count:,} verifies)", color=INK, va="center")
     axes.axhline(1, color=INK, linewidth=1)
     axes.text(6, 1.06, "plain decoding", color=INK, ha="right", va="bottom")
-    axes.set_xlim(1, 6)
+    axes.set_xlim(1, 6.2)
     axes.set_ylim(0, 6)
     axes.set_xlabel("accept length: tokens committed per verify (5 steps)")
     axes.set_ylabel("times the speed of\nplain decoding (model)")

@@ -26,6 +26,7 @@ from eaglelab.serve import CHECKOUT, RunningServer, data_dir, server_python, sta
 
 RECORDED = CHECKOUT / "notebooks" / "lessons" / "incident"
 PROMPTS, NEW = 3, 48  # prompts sent to a live server, new tokens each
+_STARTED: list[Case] = []
 
 
 @dataclass
@@ -202,10 +203,30 @@ def start(server: bool = True) -> Case:
     except BadInput as error:
         case.why = str(error)
         return case
+    while _STARTED:  # the cell is run again: the server that it started before makes room
+        _STARTED.pop().close()
     case.server = case.running.enter_context(start_server("EAGLE"))
+    _STARTED.append(case)
     atexit.register(case.files.close)
     atexit.register(case.running.close)
     return case
+
+
+def record_again(folder: str | Path = RECORDED) -> Capture:
+    """Make the recording anew (after `make data`): one request, 24 tokens in, 24 out, four depths.
+
+    folder: one that does not exist, or is empty; so move the old one away first.
+    """
+    from eaglelab.collect import capture_server
+    from eaglelab.prompts import load_prompts
+    from eaglelab.server import Server
+
+    with start_server("EAGLE") as running, Server(running.url) as attached:
+        prompt = (attached.token_ids(load_prompts(data_dir() / "prompts.jsonl")[0]) or [])[:24]
+        capture_server(attached, [prompt], folder, 24, depths=(2, 4, 5, 8))
+    meta = Path(folder) / "capture.json"  # this machine's paths become those that the models have everywhere
+    meta.write_text(meta.read_text(encoding="utf-8").replace(str(data_dir()), "data"), encoding="utf-8")
+    return open_capture(folder)
 
 
 def _record(server: RunningServer, files: contextlib.ExitStack) -> Capture:
