@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Blocks = Sequence[tuple[int, int]]  # (first row, rows) of the draft-extend after each verify
 Rows = Callable[[torch.Tensor, Blocks], torch.Tensor]  # features [rows, width] -> the same shape
+Tokens = Callable[[list[int], int], list[int]]  # tokens, length of the prompt -> as many tokens
 THETAS = (1e4, 1e6, 5e5, 1e5, 5e4, 1e3, 5e6, 1e7, 100.0)  # of published drafters and targets, and slips
 NAMED = frozenset(
     {
@@ -34,8 +35,8 @@ NAMED = frozenset(
         "norm-before-fc-not-applied", "d2t-dropped", "d2t-absolute", "qk-norm-or-bias-dropped",
         "sliding-window-ignored", "token-shift", "position-offset", "random-embedding-exported",
         "trained-embedding-replaced", "tied-head-reduced-vocab", "trained-head-replaced",
-        "engine-residual-or-extra-norm", "weights-not-loaded", "stale-rows", "chunk-order",
-        "feed-mismatch",
+        "prefix-cache-hit", "engine-residual-or-extra-norm", "weights-not-loaded", "stale-rows",
+        "chunk-order", "feed-mismatch",
     }
 )  # fmt: skip
 KEPT = "kept keys"
@@ -46,8 +47,9 @@ CHUNKS = 4  # orders are tried of at most so many chunks: 23 of 4
 class Edit:
     """One edit. `slug`: the fault that it is, None where the catalogue has none.
 
-    wiring: the setting with the edit; tensors: replaced ones, by canonical name; rows: done to the features
-    of a text; skipped, doubled: norms that are left out, or applied twice; twist: see `Twisted`.
+    wiring: the setting with the edit; tensors: replaced ones, by canonical name; rows, tokens: done to the
+    features and the tokens of a text; skipped, doubled: norms that are left out, or applied twice; twist:
+    see `Twisted`.
     """
 
     slug: str | None
@@ -55,6 +57,7 @@ class Edit:
     wiring: Wiring
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     rows: Rows | None = None
+    tokens: Tokens | None = None
     skipped: tuple[str, ...] = ()
     doubled: tuple[str, ...] = ()
     twist: str = ""
@@ -76,6 +79,7 @@ class Edit:
             replace(self.wiring, **changes),
             {**self.tensors, **other.tensors},
             both,
+            self.tokens or other.tokens,
             self.skipped + other.skipped,
             self.doubled + other.doubled,
             self.twist or other.twist,
@@ -167,8 +171,10 @@ def build(edit: Edit, checkpoint: Overlay, target: TargetModel | None, device: s
     return Twisted(source, edit.wiring, target, device, dtype).edit(edit)
 
 
-def of_setting(wiring: Wiring, checkpoint: Overlay, target: TargetModel | None) -> Iterator[Edit]:
-    """Edits of what a config says: the same for training and serving."""
+def of_setting(
+    wiring: Wiring, checkpoint: Overlay, target: TargetModel | None, engine: bool
+) -> Iterator[Edit]:
+    """Edits of what a config says, nearly the same for training and for serving (`engine`)."""
     w = wiring
 
     def change(slug: str | None, words: str, **fields: Any) -> Edit:
@@ -200,7 +206,7 @@ def of_setting(wiring: Wiring, checkpoint: Overlay, target: TargetModel | None) 
     for shift in (-1, 1, -2, 2, 4, 8):
         words = f"draft steps stand {shift:+d} beside their positions"
         yield change("position-offset", words, step_offset=w.step_offset + shift)
-    yield from _shared(w, checkpoint, target)
+    yield from _shared(w, checkpoint, target, engine)
 
 
 def _rope(w: Wiring, target: TargetModel | None) -> Iterator[Edit]:
@@ -248,12 +254,13 @@ def target_rope(target: TargetModel | None) -> Rope | None:
         return None
 
 
-def _shared(w: Wiring, checkpoint: Overlay, target: TargetModel | None) -> Iterator[Edit]:
-    """Another embedding, another head."""
+def _shared(w: Wiring, checkpoint: Overlay, target: TargetModel | None, engine: bool) -> Iterator[Edit]:
+    """Another embedding, another head. A file's embedding that does worse than the target's was not trained."""
     if w.embedding == "target" and "embed_tokens.weight" in checkpoint.tensors:
         yield Edit("random-embedding-exported", "the file's own embedding", replace(w, embedding="own"))
     if w.embedding == "own" and target is not None and "embed_tokens.weight" in target.tensors:
-        yield Edit("trained-embedding-replaced", "the target's embedding", replace(w, embedding="target"))
+        slug = "trained-embedding-replaced" if engine else "random-embedding-exported"
+        yield Edit(slug, "the target's embedding", replace(w, embedding="target"))
     if w.lm_head != "tied" and w.logits_width:
         yield Edit(
             "tied-head-reduced-vocab", "the embedding's first rows as head", replace(w, lm_head="tied")
@@ -321,6 +328,9 @@ def of_rows(
         return
     for i in range(chunks):
         yield Edit("stale-rows", f"chunk {i} is zero", w, rows=_blank(i, width))
+    yield Edit("token-shift", "rows of the prompt are paired with the token before", w, tokens=_prompt_late)
+    yield Edit("token-shift", "rows of the prompt are paired with the token after", w, tokens=_prompt_early)
+    yield Edit("prefix-cache-hit", "the rows of the prompt but its last are zero", w, rows=_no_prompt)
     yield Edit("stale-rows", "each row is that of the position before", w, rows=lambda x, _: _moved(x, 1))
     yield Edit("stale-rows", "each row is that of the position after", w, rows=lambda x, _: _moved(x, -1))
     yield Edit("stale-rows", "the rows after a verify are those after the verify before", w, rows=_stale)
@@ -342,6 +352,21 @@ def _blank(index: int, width: int) -> Rows:
         return x
 
     return blank
+
+
+def _prompt_late(tokens: list[int], prompt: int) -> list[int]:
+    """Row 0 keeps its token, row i has token i; as where ids are not shifted when a prompt is handed over."""
+    return [tokens[0], tokens[1], *tokens[1:prompt], *tokens[prompt + 1 :]]
+
+
+def _prompt_early(tokens: list[int], prompt: int) -> list[int]:
+    return [tokens[0], *tokens[2 : prompt + 1], *tokens[prompt:]]
+
+
+def _no_prompt(x: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    x = x.clone()
+    x[: max(0, (blocks[0][0] if blocks else len(x)) - 1)] = 0
+    return x
 
 
 def _stale(x: torch.Tensor, blocks: Blocks) -> torch.Tensor:

@@ -35,7 +35,8 @@ ROUNDING = {"float32": (1e-3, 0.99), "float16": (0.05, 0.9), "bfloat16": (0.25, 
 FEW, MANY = 24, 160  # rounds: to sort edits, and to name one
 TEXTS = 6
 FINALISTS = 8
-BEAM = 4  # best edits that are tried together with every other
+MUCH = 0.4  # of the disagreement
+BEAM = 3  # best edits that are tried together with every other
 SECONDS = 60.0  # for everything: what was not tried until then is said
 NEARLY, GAP = 0.9, 0.2  # share that must come out; of the disagreement, what may stay: an edit is one form of
 # a fault, and the engine may have another (what stands in the first row, in padding)
@@ -58,6 +59,7 @@ class Search:
     tokens: int
     explaining: list[Tried] = field(default_factory=list)
     best: Tried | None = None
+    nearest: Tried | None = None  # it explains much, and nothing else does
     tried: int = 0
     left_out: int = 0
     where: list[str] = field(default_factory=list)
@@ -105,7 +107,7 @@ class _Search:
         self.few = sample(evidence.capture, FEW)
 
     def edits(self) -> Iterable[Edit]:
-        yield from of_setting(self.wiring, self.source, self.target)
+        yield from of_setting(self.wiring, self.source, self.target, engine=True)
         yield from of_rows(self.wiring, self.chunks, self.width, self.target, engine=True)
         yield from of_engine(self.wiring, self.source, self.target)
 
@@ -122,7 +124,17 @@ class _Search:
         found.explaining = self.explaining(finalists, found.before)
         if not found.explaining and finalists:
             self.pairs(ranked, edits, found)
+        if not found.explaining:
+            found.nearest = self.nearest(finalists, found.before)
         return found
+
+    def nearest(self, finalists: list[Tried], before: float) -> Tried | None:
+        """An edit that explains much of a disagreement, far more than any edit of another name does."""
+        best, *others = finalists
+        rest = [t.agreement - before for t in others if t.edit.slug != best.edit.slug]
+        gained = best.agreement - before
+        far = gained >= MUCH * (1 - before) and max(rest, default=0.0) <= gained / 2
+        return best if far and best.edit.slug else None
 
     def rank(self, edits: list[Edit], found: Search) -> list[Edit]:
         """Edits by their agreement on a few rounds, the best first; those that do not fit are left out."""
@@ -168,9 +180,9 @@ class _Search:
         return (equal / total if total else float("nan")), total
 
     def replayed(self, drafter: Any, edit: Edit, text: Text, some: list[Round]) -> list[Any]:
-        if edit.rows is not None:
-            fed = edit.rows(text.features, self.blocks[text.rid])
-            text = Text(text.rid, text.tokens, fed, text.prompt_len, text.end)
+        fed = edit.rows(text.features, self.blocks[text.rid]) if edit.rows else text.features
+        tokens = edit.tokens(text.tokens, text.prompt_len) if edit.tokens else text.tokens
+        text = Text(text.rid, tokens, fed, text.prompt_len, text.end)
         if edit.twist == KEPT:
             return self.kept(drafter, text, some)
         rows = min(len(text.features), len(text.tokens) - edit.wiring.token_shift)

@@ -38,6 +38,7 @@ MOST = 3  # faults of one config
 ROPE = ("rope-theta", "rope-scaling", "mrope-or-partial-rotary")
 BLOCK = 16  # rows that are taken for one in the spread of a likelihood
 SURE, LIKELIER = 2.6, 2e-3  # standard errors, and nats a token, that a likelihood must rise by
+WORKS = 1.3  # accept length of a drafter whose likelihoods say anything
 SECONDS = 60.0
 
 
@@ -120,7 +121,7 @@ class _Doubts:
         self.until = time.monotonic() + SECONDS
 
     def edits(self) -> Iterable[Edit]:
-        yield from of_setting(self.wiring, self.source, self.target)
+        yield from of_setting(self.wiring, self.source, self.target, engine=False)
         yield from of_rows(self.wiring, self.chunks, self.width, self.target, engine=False)
 
     def run(self, source: str) -> Doubt:
@@ -136,7 +137,8 @@ class _Doubts:
             edits = [e for e in edits if e.slug != gain.edit.slug]
         if len(found.gains) > 1:
             self.again(found)
-        if not any(gain.edit.slug in ROPE for gain in found.gains):
+        works = (self.measured(base, self.few) or 0.0) >= WORKS
+        if works and not any(gain.edit.slug in ROPE for gain in found.gains):
             found.gains += self.rope(base)
         return found
 

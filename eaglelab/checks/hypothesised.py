@@ -19,6 +19,12 @@ MOST = 2  # names of edits that tie and are told
 def runtime(evidence: Evidence) -> list[Finding]:
     """One finding for each edit of the served setting that explains what the server drafts."""
     found = evidence.runtime
+    if found is not None and found.nearest is not None:
+        near = found.nearest
+        finding = _named(
+            near.edit.slug, f"{near.edit.words} (in part, or in another form)", near, found, evidence
+        )
+        return [finding] if finding else []
     if found is None or not found.explaining:
         return []
     first = found.explaining[0]
@@ -86,7 +92,7 @@ def _likelier(gain: Gain) -> list[str]:
 def unexplained(evidence: Evidence) -> list[str]:
     """For a disagreement that no edit explains: how many were tried, how near the best came, and where."""
     found = evidence.runtime
-    if found is None or found.explaining:
+    if found is None or found.explaining or found.nearest:
         return []
     lines = [f"none of {found.tried} edits of the served setting explains it"]
     if found.best and found.best.agreement > found.before:
