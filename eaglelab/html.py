@@ -72,8 +72,34 @@ def lines(items: Iterable[object]) -> Html:
     return Html("<br>".join(escape(item) for item in items))
 
 
+# Where scripts run (JupyterLab, a plain nbconvert page), longer tables sort by a click and can be searched.
+# A report's page holds no script: `page` takes it out. It runs again for outputs that are not yet in place.
+SORTED = 8  # rows
+SCRIPT = """<script>(() => { const run = () => {
+for (const table of document.querySelectorAll("table.eaglelab-rows:not([data-live])")) {
+  table.dataset.live = "1";
+  const [head, ...rows] = table.rows, box = document.createElement("input");
+  box.placeholder = `search ${rows.length} rows`;
+  box.style.cssText = "color:#1a1a1a;background:#ffffff;border:1px solid #767676;margin:2px 0";
+  box.oninput = () => rows.forEach((r) => { r.hidden =
+    !r.textContent.toLowerCase().includes(box.value.toLowerCase()); });
+  box.onkeydown = (event) => event.stopPropagation();
+  table.before(box);
+  [...head.cells].forEach((cell, i) => {
+    const text = (r) => r.cells[i].textContent.trim();
+    let way = 1;
+    cell.style.cursor = "pointer"; cell.title = "sort";
+    cell.onclick = () => {
+      rows.sort((a, b) => way * (text(a) - text(b) || text(a).localeCompare(text(b))));
+      way = -way;
+      rows.forEach((r) => table.tBodies[0].append(r));
+    };
+  });
+} }; run(); setTimeout(run, 0); setTimeout(run, 400); })()</script>"""
+
+
 def table(header: Sequence[object], rows: Iterable[Sequence[object]], caption: object = None) -> Html:
-    """A plain table. Numbers stand right."""
+    """A plain table. Numbers stand right. A longer one can be sorted and searched where scripts run."""
     cell = (
         f"padding:4px 10px;border-bottom:1px solid {RULE};vertical-align:top;color:{INK};background:{PAPER};"
     )
@@ -88,7 +114,10 @@ def table(header: Sequence[object], rows: Iterable[Sequence[object]], caption: o
         element("caption", caption, style=f"text-align:left;padding:4px 0;color:{INK};background:{PAPER}")
     ]
     content = (parts if caption else []) + [element("tr", *head), *body]
-    return panel(element("table", *content, style=f"border-collapse:collapse;{_FONT}"))
+    whole = element("table", *content, style=f"border-collapse:collapse;{_FONT}")
+    if len(body) < SORTED:
+        return panel(whole)
+    return panel(Html(whole.replace("<table", '<table class="eaglelab-rows"', 1) + SCRIPT))
 
 
 def panel(*content: object) -> Html:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eaglelab.html import INK, PAPER, RULE, escape
+from eaglelab.html import INK, PAPER, RULE, SCRIPT, escape
 
 SHOWN = (
     "text/html",
@@ -56,7 +56,8 @@ def shell(title: str, body: str) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        f"{body.replace(SCRIPT, '')}\n</body></html>\n"
     )
 
 

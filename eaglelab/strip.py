@@ -83,8 +83,8 @@ def fates(drafts: Sequence[int], parents: Sequence[int] | None, committed: Seque
 
 
 def token_strip(prompt: Sequence[Token], steps: Sequence[Step], caption: object) -> Html:
-    """The prompt's end, a legend, then one line a round; rounds after the first dozen are folded."""
-    rows = [_row(i, step) for i, step in enumerate(steps, 1)]
+    """The prompt's end, a legend, then one line a round (from 0); those after the first dozen are folded."""
+    rows = [_row(i, step) for i, step in enumerate(steps)]
     parts: list[object] = [
         element("p", caption),
         element("p", *map(chip, prompt[-40:])),

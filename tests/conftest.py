@@ -97,6 +97,24 @@ def plain_outputs(servers) -> list[list[int]]:
     return [generate(url, prompt)[0]["output_ids"] for prompt in PROMPTS]
 
 
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium, one for all tests. None here: skipped, but an error where CI=true."""
+    from browser.jupyter import chromium
+    from playwright.sync_api import sync_playwright
+
+    program = chromium()
+    if program is None:
+        words = "no Chromium: `apt-get install chromium`, or `playwright install chromium`"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"CI needs a browser: {words}", pytrace=False)
+        pytest.skip(words)
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, headless=True)
+        yield running
+        running.close()
+
+
 def _configuration(item) -> str | None:
     parameters = getattr(item, "callspec", None)
     if parameters is not None and "server" in parameters.params:

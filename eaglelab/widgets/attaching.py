@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -176,7 +177,7 @@ class Panel(Shown):
         attachment = self._attached()
         if not attachment.armed:
             self.live.value = self.got.value = self.length = ""
-            stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
+            stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S.%f}"[:-3] + "Z"
             attachment.arm((self.out / stamp / "capture").absolute(), self._tell)
             threading.Thread(target=self._watch, args=(attachment,), daemon=True).start()
             self._tell("armed", 0, 1)
@@ -222,11 +223,14 @@ class Panel(Shown):
         self.busy.start()
 
     def _watch(self, attachment: Attachment) -> None:
-        """While it is armed: the probe's own words, and the accept length so far."""
-        while attachment.armed:
+        """While this recording is armed: the probe's own words, and the accept length so far."""
+        recording = attachment.recording
+        while attachment.recording is recording is not None:
             with contextlib.suppress(EaglelabError):
                 self._live(attachment.status())
-            threading.Event().wait(LOOKS)
+            time.sleep(LOOKS)
+        if attachment.armed:  # again, meanwhile
+            return
         self.live.value = panel(self.length) if self.length else ""
         if attachment.lost is not None:
             self._trouble(str(attachment.lost))

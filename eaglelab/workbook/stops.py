@@ -35,6 +35,22 @@ def page(stepper: Stepper, word: Word) -> Html:
     return panel(*parts)
 
 
+def gist(stepper: Stepper, word: Word) -> str:
+    """A stop in a few words: what was drafted there, or what became of it all."""
+    view = next(iter(drawn(stepper).values()), None)
+    if view is None or stepper.stop == 0:
+        return f": {stepper.round.n} rows"
+    if stepper.stops[stepper.stop] == VERIFY:
+        return f": {stepper.round.accept_len - 1} accepted, {quote(word, stepper.round.committed[-1])} added"
+    if stepper.stop > len(view.passes):
+        return ""
+    found = view.passes[stepper.stop - 1][on_text(view.passes[stepper.stop - 1])]
+    token, chance = found.choices[0]
+    said = "the target's choice too" if token == found.target else "the target chose another"
+    tail = "off the target's text" if found.target is None else said
+    return f": {quote(word, token)} with p {chance:.3f}, {tail}"
+
+
 def drawn(stepper: Stepper) -> dict[str, View]:
     """The sides under which the round could be drafted."""
     return {name: view for name, view in stepper.views.items() if not isinstance(view, str)}
@@ -69,7 +85,9 @@ def walk(stepper: Stepper, word: Word) -> Html:
     kept, parts = stepper.stop, []
     for i, name in enumerate(stepper.stops):
         stepper.stop = i
-        summary = element("summary", name, style="cursor:pointer;padding:4px 0;font-weight:bold")
+        summary = element(
+            "summary", element("b", name), gist(stepper, word), style="cursor:pointer;padding:4px 0"
+        )
         parts.append(element("details", summary, page(stepper, word)))
     stepper.stop = kept
     return panel(*parts)

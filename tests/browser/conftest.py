@@ -1,32 +1,14 @@
-"""One browser and one JupyterLab for all tests here. No browser: skipped, but an error where CI=true."""
+"""One JupyterLab for all tests here."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from browser.jupyter import Lab, Notebook, chromium, jupyter_lab
+from browser.jupyter import Lab, Notebook, jupyter_lab
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """A headless Chromium."""
-    from playwright.sync_api import sync_playwright
-
-    program = chromium()
-    if program is None:
-        words = "no Chromium: `apt-get install chromium`, or `playwright install chromium`"
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"CI needs a browser: {words}", pytrace=False)
-        pytest.skip(words)
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, headless=True)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="session")

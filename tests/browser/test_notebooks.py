@@ -136,6 +136,29 @@ def test_light_and_dark_every_output_is_there_and_legible(opened, name):
             assert not is_blank(drawn.screenshot())
 
 
+def test_long_tables_sort_and_search(opened):
+    notebook = opened("01_start_here.ipynb")
+    table = notebook.show("table.eaglelab-rows[data-live]")
+    search = notebook.show("input[placeholder^='search ']")
+    rows = "all => all.filter((r) => r.checkVisibility()).map((r) => r.cells[0].innerText)"
+    before = table.locator("tr:has(td)").evaluate_all(rows)
+    table.locator("th").first.click()
+    assert table.locator("tr:has(td)").evaluate_all(rows) == sorted(before, key=str.lower) != before
+    table.locator("th").first.click()
+    assert table.locator("tr:has(td)").evaluate_all(rows) == sorted(before, key=str.lower, reverse=True)
+    search.fill(before[0].upper())
+    found = table.locator("tr:has(td)").evaluate_all(rows)
+    assert before[0] in found and len(found) < len(before)
+    search.fill("")
+
+
+def wait_for(server, state):
+    until = time.monotonic() + 20
+    while server.state != state and time.monotonic() < until:
+        time.sleep(0.05)
+    assert server.state == state
+
+
 def test_the_attach_panel_captures_and_leaves_nothing_armed(opened, tmp_path, lab):
     with live(tmp_path / "spool") as (url, server):
         notebook = opened("01_start_here.ipynb")
@@ -157,15 +180,12 @@ def test_the_attach_panel_captures_and_leaves_nothing_armed(opened, tmp_path, la
         panel.locator("text=✓ Captured").wait_for()
         assert server.state == "closed" and list(lab.folder.glob("runs/*/capture/capture.json"))
         button["Arm"].click()
-        panel.locator("text=armed, ").wait_for()
-        assert server.state == "armed"
+        wait_for(server, "armed")
+        panel.locator("text=/, armed, [0-9]+ s left/").first.wait_for()
         notebook.command("docmanager:save")
         saved = (lab.folder / "01_start_here.ipynb").read_text()
         assert KEY not in notebook.model() and KEY not in saved and "SGLang" in saved
         notebook.page.evaluate(
             "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.restart()"
         )
-        until = time.monotonic() + 20
-        while server.state == "armed" and time.monotonic() < until:
-            time.sleep(0.1)
-        assert server.state == "closed"
+        wait_for(server, "closed")

@@ -1,14 +1,11 @@
-"""What is left without a kernel: the report and a notebook, opened from disk, no network and no scripts."""
+"""An executed notebook without a kernel: from disk, no network, no scripts (the report: see test_report)."""
 
 import pytest
 from browser.jupyter import is_blank
 
-from eaglelab import page, report
-from eaglelab.params import ReportParams
-from eaglelab.serve import data_dir
+from eaglelab import page
 
 pytestmark = pytest.mark.browser
-DATA = data_dir()
 
 
 @pytest.fixture
@@ -36,18 +33,6 @@ def pictures(shown):
         picture.scroll_into_view_if_needed()
         assert not is_blank(picture.screenshot())
     return len(found)
-
-
-def test_the_report_reads_from_disk(offline, tmp_path):
-    given = {"capture": str(DATA / "golden-capture"), "drafter": str(DATA / "drafter-sglang")}
-    given |= {"target": str(DATA / "target"), "out": str(tmp_path / "a run")}
-    outcome = report.run(ReportParams.checked(given), timeout=300)
-    assert outcome.complete, outcome.message
-    shown = offline(tmp_path / "a run" / "report.html")
-    assert shown.locator("text=✓ healthy").first.is_visible()
-    assert pictures(shown) >= 2 and shown.locator("table").count() > 3
-    assert shown.locator("span[title*='accepted']").count() > 5
-    assert not is_blank(shown.screenshot(full_page=True))
 
 
 def test_an_executed_notebook_reads_from_disk(offline, opened, lab, tmp_path):

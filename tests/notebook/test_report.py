@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from browser.jupyter import is_blank
 from typer.testing import CliRunner
 
 from eaglelab import baseline, cli, records
@@ -99,30 +100,26 @@ def test_its_page(healthy):
     assert "measure(" not in text  # no source on a reader's page
 
 
-def test_its_page_reads_in_a_browser_without_scripts_and_network(healthy):
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=chromium, headless=True)
-        context = browser.new_context(
-            java_script_enabled=False, offline=True, viewport={"width": 1200, "height": 900}
-        )
-        page, asked, said = context.new_page(), [], []
-        page.on("request", lambda request: asked.append(request.url.partition(":")[0]))
-        page.on("console", lambda message: said.append(message.text))
-        page.goto((healthy[0] / "report.html").as_uri())
-        assert page.get_by_text("✓ healthy").first.is_visible()
-        boxes = [page.locator("img").nth(i).bounding_box() for i in range(3)]
-        assert all(box["width"] > 900 and box["height"] > 150 for box in boxes)
-        assert boxes[0]["y"] < 1200  # verdict and ladder are on the first screens
-        titles = page.locator("span[title*='accepted, drafter']")
-        assert titles.count() > 10 and titles.first.get_attribute("title").startswith("id ")
-        page.locator("summary").first.click()  # folding needs no script
-        assert page.get_by_text("round 13:").first.is_visible()
-        assert set(asked) <= {"file", "data"} and said == []
-        browser.close()
+@pytest.mark.browser
+def test_its_page_reads_in_a_browser_without_scripts_and_network(healthy, browser):
+    context = browser.new_context(
+        java_script_enabled=False, offline=True, viewport={"width": 1200, "height": 900}
+    )
+    page, asked, said = context.new_page(), [], []
+    page.on("request", lambda request: asked.append(request.url.partition(":")[0]))
+    page.on("console", lambda message: said.append(message.text))
+    page.goto((healthy[0] / "report.html").as_uri())
+    assert page.get_by_text("✓ healthy").first.is_visible()
+    boxes = [page.locator("img").nth(i).bounding_box() for i in range(3)]
+    assert all(box["width"] > 900 and box["height"] > 150 for box in boxes)
+    assert boxes[0]["y"] < 1200  # verdict and ladder are on the first screens
+    assert not any(is_blank(page.locator("img").nth(i).screenshot()) for i in range(3))
+    titles = page.locator("span[title*='accepted, drafter']")
+    assert titles.count() > 10 and titles.first.get_attribute("title").startswith("id ")
+    page.locator("summary").first.click()  # folding needs no script
+    assert page.get_by_text("round 13:").first.is_visible()
+    assert set(asked) <= {"file", "data"} and said == []
+    context.close()
 
 
 def test_a_broken_launch_exits_1_and_strange_names_stay_text(tmp_path):

@@ -40,6 +40,7 @@ def test_nothing_is_fetched_and_no_script_may_run(rendered):
         new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {"model_id": "x"}}),
         new_output("stream", name="stdout", text="<script>alert(1)</script>"),
         shown(text_plain="</pre><script>alert(2)</script>"),
+        shown(text_html=html.table(("a", "b"), [(i, "x") for i in range(9)])),  # sorted by a script elsewhere
     )
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
     assert policy and "default-src 'none'" in policy[1] and "script-src" not in policy[1]
