@@ -244,8 +244,9 @@ class Report:
         return tables.comparison_table(self.movements, self.params.baseline)
 
     def measurements(self) -> Html:
-        """Every number with its definition."""
-        return tables.measurements_table(self.found.measurements)
+        """Every number with its definition; before them, what the trainer's accuracy is worth."""
+        found = self.found.measurements
+        return Html(tables.accuracy_table(found) + tables.measurements_table(found))
 
     def provenance(self) -> Html:
         """Where it came from, and the command that makes it again."""

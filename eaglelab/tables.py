@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from eaglelab.records import Measurement
 
 
+FOLDED = ("acceptance.rung", "acceptance.server.draft", "training_accuracy.")  # measurements shown folded
+
+
 def findings_table(findings: Iterable[Any]) -> Html:
     """Findings (records.Finding), failed first; the fix stands under the evidence."""
     order = ("failed", "errored", "skipped", "passed")
@@ -122,14 +125,39 @@ def measurements_table(measurements: Iterable[Measurement]) -> Html:
     for m in measurements:
         interval = f"{m.interval[0]:.3f} to {m.interval[1]:.3f}" if m.interval else None
         words = m.definition if m.value is not None else f"not measured: {m.reason}"
-        rows = folded if m.name.startswith("acceptance.rung") else shown
+        rows = folded if m.name.startswith(FOLDED) else shown
         rows.append((m.name, m.value, m.unit, interval, m.count, words))
     header = ("name", "value", "unit", "95 % interval", "n", "definition")
     parts = [table(header, shown)]
     if folded:
-        more = element("summary", f"{len(folded)} more: acceptance per draft position and rung")
+        more = element("summary", f"{len(folded)} more: by draft position, and the trainer's accuracy")
         parts.append(panel(element("details", more, table(header, folded))))
     return Html("".join(parts))
+
+
+def accuracy_table(measurements: Iterable[Measurement]) -> Html:
+    """The trainer's validation accuracy by step, and what is left of it: "" where none was measured."""
+    known = {m.name: m.value for m in measurements}
+    columns = {
+        "training_accuracy.said.full.step{}": "the trainer said (other texts)",
+        "training_accuracy.full.step{}": "reproduced",
+        "training_accuracy.counted.step{}": "judged by the whole vocabulary",
+        "training_accuracy.left_out.step{}": "the same, words without a draft id left out",
+        "acceptance.rung1.draft{}": "where the target would write this text (rung 1)",
+        "acceptance.rung2.draft{}": "and own drafts fed back (rung 2)",
+    }
+    rows = []
+    while known.get(f"training_accuracy.full.step{len(rows)}") is not None:
+        t = len(rows)
+        names = [name.format(t + 1 if "rung" in name else t) for name in columns]
+        rows.append((t + 1, *(known.get(name) for name in names)))
+    if not rows:
+        return Html("")
+    caption = (
+        "What the trainer's accuracy is, and what is left of it, left to right: share of stored positions "
+        "at which the first j drafts all are right. Nothing here is compared with rungs 3 to 5"
+    )
+    return table(("drafts", *columns.values()), rows, caption)
 
 
 def comparison_table(movements: Sequence[baseline.Movement], source: str) -> Html:

@@ -189,6 +189,16 @@ def test_what_the_trainer_said_stands_beside_it(data, tmp_path):
     assert said(tmp_path, STEPS) == {}
 
 
+def test_the_report_shows_what_is_left_of_it(data):
+    from eaglelab.tables import accuracy_table
+
+    drafter, truth, documents, *_ = data
+    rows = measure(drafter, truth, documents, 2).measurements()
+    shown = accuracy_table(rows)
+    assert f"{rows[0].value:.4g}"[:5] in shown and "rung 2" in shown and accuracy_table([]) == ""
+    assert shown.count("<tr") == 3  # the header, and one row a step
+
+
 def test_a_text_of_one_token_has_no_row():
     model, alone = trainer_model(), torch.ones(1, dtype=torch.bool)
     one = Document(torch.tensor([3]), torch.randn(1, 3 * H), torch.randn(1, H), alone)
