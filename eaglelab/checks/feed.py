@@ -91,6 +91,8 @@ def depths(evidence: Evidence) -> Finding:
     if evidence.depths is None:
         return DEPTHS.skipped(evidence.why_not("depths"), "capture with a re-prefill to name them")
     trained = evidence.trained[0]
+    if not any(chunk.rows for chunk in evidence.depths.chunks):
+        return DEPTHS.skipped("no row that was fed is finite, so that none could be compared")
     lines = [f"chunk {i}: {chunk}" for i, chunk in enumerate(evidence.depths.chunks)]
     meant = ", ".join(f"depth {d}" for d in trained.depths)
     lines.append(f"trained: {meant}{' after the final norm' if trained.final_norm else ''}")
@@ -100,12 +102,46 @@ def depths(evidence: Evidence) -> Finding:
     if predicted != trained and _is(evidence.depths, predicted):
         return DEPTHS.failed(*lines, "config and launch say so too: see the difference that is its cause")
     slug, alike = shown(evidence.depths, predicted, evidence)
-    if slug is None:
-        return replace(DEPTHS, bad=alike or DEPTHS.bad).failed(*lines)
-    known = find(slug)
-    lines.append("config and launch do not say so: only the vectors show it")
-    check = Check(slug, DEPTHS.good, known.title, known.fix, known.rung)
-    return check.failed(*lines, *([alike] if alike else []))
+    check = replace(DEPTHS, bad=alike or DEPTHS.bad)
+    if slug is not None:
+        known = find(slug)
+        check = Check(slug, DEPTHS.good, known.title, known.fix, known.rung)
+        lines.append("config and launch do not say so: only the vectors show it")
+        lines += [alike] if alike else []
+    length, words = refed(evidence)
+    found = check.failed(*lines, *([words] if words else []))
+    return found.model_copy(update={"predicted_accept_length": length})
+
+
+def refed(evidence: Evidence) -> tuple[float | None, str]:
+    """-> (accept length that the server would have, fed as config and launch say; in words). (None, "") where
+    that cannot be simulated."""
+    capture, target = evidence.capture, evidence.target
+    if capture is None or target is None or evidence.served is None:
+        return None, ""
+    import torch
+
+    from eaglelab import paired
+    from eaglelab.drafter import Drafter
+    from eaglelab.errors import BadInput
+    from eaglelab.simulate import Rounds, Speculation, simulate, texts
+
+    feed, wiring = evidence.served
+    try:
+        used, _ = texts(capture, feed)
+        drafter = Drafter(evidence.checkpoint, wiring, target, "cpu", getattr(torch, wiring.dtype))
+        speculation = Speculation.of(evidence.launch)
+        rounds = Rounds.join([simulate(drafter, text, speculation) for text in used], speculation.steps)
+    except BadInput:
+        return None, ""
+    if not len(rounds.lengths):
+        return None, ""
+    between = paired.interval(rounds)
+    interval = f" (95 % interval {between[0]:.2f} to {between[1]:.2f})" if between else ""
+    return rounds.accept_length, (
+        f"fed as config and launch say, this server would commit {rounds.accept_length:.2f} tokens "
+        f"a verify{interval}: simulated on its own texts, re-prefilled"
+    )
 
 
 def _is(names: DepthNames, feed: Feed) -> bool:

@@ -95,6 +95,8 @@ def test_what_only_the_vectors_show_has_its_name(golden, slug, change):
     assert (found.verdict, found.fault, found.title) == ("failed", slug, find(slug).title)
     assert "check:feed-depths" in find(slug).detected_by and slug in feed.NAMED
     assert "config and launch do not say so: only the vectors show it" in found.evidence
+    healthy = golden.ladder.rungs["5"].accept_length
+    assert found.predicted_accept_length == pytest.approx(healthy, abs=1e-9), "fed rightly it is this server"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,10 @@ def test_the_engines_default_in_place_of_the_configs_ids(golden):
     here = {"trained": (trained, golden.trained[1]), "served": (trained, golden.served[1])}
     assert judged(golden, fed(2, 4, 5), **here).fault == "ids-hard-coded"
     assert judged(golden, fed(2, 4, 6), **here).fault == "feed-depths"
+
+
+def test_nothing_finite_is_another_checks_business(golden):
+    assert judged(golden, lambda x, *_: x * np.inf).verdict == "skipped"
 
 
 def test_rounding_noise_and_what_config_and_launch_say_anyway(golden):
