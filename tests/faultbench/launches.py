@@ -95,10 +95,6 @@ def without(*parts: str) -> Callable[[Tensors], Tensors]:
     return lambda held: {n: t for n, t in held.items() if not any(part in n for part in parts)}
 
 
-def absolute(held: Tensors) -> Tensors:
-    return held | {"d2t": held["d2t"] + torch.arange(len(held["d2t"]))}
-
-
 def renamed(held: Tensors) -> Tensors:
     return {n.replace("midlayer.", "decoder_layer."): t for n, t in held.items()}
 
@@ -125,7 +121,6 @@ FAULTS = (
         tensors=without("d2t", "t2d"),
         note="the conversion lost the map, and the engine applies none",
     ),
-    case("served-map-absolute", "d2t-absolute", 4, relaunch=True, tensors=absolute),
     case("served-ids-copied", "ids-copied-in-conversion", 3, relaunch=True, edit=nested(**{IDS: [2, 4, 5]})),
     case(
         "served-ids-one-less",

@@ -223,7 +223,6 @@ UNSEEN = tuple(
         "kv-heads-swapped": "",
         "embedding-shift": "",
         "noise": CHEAP,
-        "zero-chunk": "",
     }.items()
 )
 RANKS = (
