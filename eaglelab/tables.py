@@ -139,12 +139,12 @@ def accuracy_table(measurements: Iterable[Measurement]) -> Html:
     """The trainer's validation accuracy by step, and what is left of it: "" where none was measured."""
     known = {m.name: m.value for m in measurements}
     columns = {
-        "training_accuracy.said.full.step{}": "the trainer said (other texts)",
+        "training_accuracy.said.full.step{}": "trainer said",
         "training_accuracy.full.step{}": "reproduced",
-        "training_accuracy.counted.step{}": "judged by the whole vocabulary",
-        "training_accuracy.left_out.step{}": "the same, words without a draft id left out",
-        "acceptance.rung1.draft{}": "where the target would write this text (rung 1)",
-        "acceptance.rung2.draft{}": "and own drafts fed back (rung 2)",
+        "training_accuracy.counted.step{}": "whole vocabulary",
+        "training_accuracy.left_out.step{}": "no draft id: left out",
+        "acceptance.rung1.draft{}": "rung 1",
+        "acceptance.rung2.draft{}": "rung 2",
     }
     rows = []
     while known.get(f"training_accuracy.full.step{len(rows)}") is not None:
@@ -153,9 +153,13 @@ def accuracy_table(measurements: Iterable[Measurement]) -> Html:
         rows.append((t + 1, *(known.get(name) for name in names)))
     if not rows:
         return Html("")
-    caption = (
-        "What the trainer's accuracy is, and what is left of it, left to right: share of stored positions "
-        "at which the first j drafts all are right. Nothing here is compared with rungs 3 to 5"
+    caption = lines(
+        (
+            "The trainer's accuracy, and what is left of it: share of positions with the first j drafts right",
+            "trainer said: on its own validation texts; reproduced: by its definition, on the stored texts",
+            "whole vocabulary: judged by what a server chooses; left out: the positions without a draft id",
+            "rung 1: only where the target would write this text; rung 2: and with own drafts fed back",
+        )
     )
     return table(("drafts", *columns.values()), rows, caption)
 
