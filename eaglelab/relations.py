@@ -111,7 +111,7 @@ def relate(
     return turned or min(between, key=lambda r: r.left, default=None)
 
 
-@np.errstate(invalid="ignore", divide="ignore")
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def _moved(x: Array, s: Array, texts: Array, place: Place) -> Related | None:
     best = None
     for shift in SHIFTS:
@@ -171,7 +171,7 @@ def _gram(x: Array) -> Array:
     return gram
 
 
-@np.errstate(invalid="ignore", divide="ignore")
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def _between(x: Array, before: Array, after: Array, place: Place) -> list[Related]:
     """Whether rows lie on the sphere whose poles are the streams before and after one layer, or inside it."""
     way = np.linalg.norm(after - before, axis=1)
@@ -188,7 +188,7 @@ def _between(x: Array, before: Array, after: Array, place: Place) -> list[Relate
     return [Related("partial sums", place, off, words)]
 
 
-@np.errstate(invalid="ignore", divide="ignore")
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def _basis(x: Array, s: Array, gram: Array) -> tuple[float, float, float]:
     """-> (how far the angles between rows differ, how far the rows' norms do; both relative; the cosine)."""
     size = float(np.linalg.norm(gram)) or 1.0
