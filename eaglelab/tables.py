@@ -155,7 +155,7 @@ def accuracy_table(measurements: Iterable[Measurement]) -> Html:
         return Html("")
     caption = lines(
         (
-            "The trainer's accuracy, and what is left of it: share of positions with the first j drafts right",
+            "The trainer's accuracy, and what is left of it: positions with the first j drafts right",
             "trainer said: on its own validation texts; reproduced: by its definition, on the stored texts",
             "whole vocabulary: judged by what a server chooses; left out: the positions without a draft id",
             "rung 1: only where the target would write this text; rung 2: and with own drafts fed back",
