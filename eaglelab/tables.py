@@ -146,7 +146,7 @@ def accuracy_table(measurements: Iterable[Measurement]) -> Html:
         "acceptance.rung1.draft{}": "rung 1",
         "acceptance.rung2.draft{}": "rung 2",
     }
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     while known.get(f"training_accuracy.full.step{len(rows)}") is not None:
         t = len(rows)
         names = [name.format(t + 1 if "rung" in name else t) for name in columns]
