@@ -91,9 +91,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--no-server", action="store_true", help="leave out what needs the genuine server")
     parser.add_argument("--genuine", action="store_true", help="only what needs the genuine server")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "runs" / "faultbench", help="folder for the records"
-    )
+    parser.add_argument("--out", type=Path, help="folder for the records (default: in runs/)")
     return parser
 
 
