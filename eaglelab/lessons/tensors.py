@@ -3,110 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from eaglelab.capture import to_float32
 from eaglelab.drafting import Drafting
 from eaglelab.html import Html
 from eaglelab.lessons import material
 from eaglelab.lessons.checking import Case, NotYet, ask, compare, passed
-from eaglelab.rope import rotate
+from eaglelab.lessons.pieces import (
+    EPS,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    Tensor,
+    Weights,
+    depth_figure,
+    features,
+    request,
+    rope,
+    show_weights,
+    streams,
+    tokens,
+    training_figure,
+    weights,
+)
 
-Tensor = torch.Tensor
-Weights = dict[str, Tensor]
-EPS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 1e-5, 8, 2, 16, 128  # of the drafter in data/
+__all__ = ["EPS", "depth_figure", "features", "rope", "show_weights", "streams", "tokens"]
+__all__ += ["training_figure", "weights"]
 CLOSE = 1e-4  # relative; float32 sums in another order differ by about 1e-6
-
-
-@cache
-def _request() -> tuple[Any, Any]:
-    """Trace and re-prefill of the shipped capture's first request."""
-    capture = material.golden()
-    rid, trace = next(iter(capture.requests.items()))
-    return trace, capture.reprefill[rid]
-
-
-def streams() -> dict[int, Tensor]:
-    """Depth -> the target's residual stream along the first request's text, [n, H] float32."""
-    again = _request()[1]
-    return {d: torch.from_numpy(to_float32(s, again.dtype)) for d, s in again.streams.items()}
-
-
-def features() -> Tensor:
-    """What the server fed its drafter along the same text, [n, 3 H]."""
-    return material.texts()[0].features
-
-
-def tokens() -> Tensor:
-    """The text itself, with a few greedy tokens after it."""
-    return torch.tensor(material.texts()[0].tokens)
-
-
-@cache
-def weights() -> Weights:
-    """The drafter's tensors by their canonical names, in float32; the embedding is the target's."""
-    drafter = material.drafter()
-    return {name: t if name == "d2t" else t.float() for name, t in drafter.weights.items()}
-
-
-def show_weights() -> Html:
-    """Names and shapes."""
-    rows = []
-    for name, t in weights().items():
-        role = ROLES.get(name.split(".")[-2] if "." in name else name, "")
-        rows.append((name, str(list(t.shape)), role))
-    return material.shown(
-        ("tensor", "shape", "what it does"), rows, "H = 128; 8 heads, 2 kv heads of 16; 640 draft ids"
-    )
-
-
-ROLES = {
-    "d2t": "draft id -> how much to add to get the target's id",
-    "fc": "three depths side by side -> one hidden state",
-    "input_norm": "norm of the features, before fc",
-    "hidden_norm": "norm of the hidden state, before the layer",
-    "input_layernorm": "norm of the token's embedding, before the layer",
-    "q_proj": "takes embedding and hidden state side by side: 2 H",
-    "k_proj": "the same",
-    "v_proj": "the same",
-    "o_proj": "the heads' mix, back to H",
-    "gate_proj": "MLP",
-    "up_proj": "MLP",
-    "down_proj": "MLP, back to H",
-    "post_attention_layernorm": "norm before the MLP",
-    "norm": "norm before the head",
-    "embed_tokens": "shared with the target",
-    "lm_head": "the drafter's own: one row a draft id",
-}
-
-
-def rope(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary embedding: x [rows, heads, 16] turned by angles that grow with the row's position."""
-    drafter = material.drafter()
-    return rotate(x, positions, drafter.rope, drafter.wiring.rope.layout)
-
-
-def depth_figure() -> Any:
-    """How long the target's rows are at each depth; the three that are fed are marked."""
-    from eaglelab import plots
-    from eaglelab.html import BLUE, GREY, INK
-
-    found = streams()
-    figure, (axes,) = plots.blank(1, 3.2)
-    for depth, x in found.items():
-        fed = depth in (2, 4, 5)
-        length = float(x.norm(dim=1).median())
-        axes.bar(depth, length, color=BLUE if fed else GREY, hatch="//" if fed else "", edgecolor="#ffffff")
-        axes.annotate(f"{length:.3g}", (depth, length), ha="center", va="bottom", color=INK)
-    axes.set_xticks(list(found))
-    axes.set_xlabel("depth: decoder layers done (0: the embedding's output); hatched: fed to the drafter")
-    axes.set_ylabel(f"length of a row\n(median of n = {len(found[0])})")
-    axes.margins(y=0.15)
-    return material.picture(figure, "length of a row of the residual stream at each depth")
 
 
 def check_fuse(fuse: Callable[[dict[int, Tensor]], Tensor]) -> Html:
@@ -281,7 +208,7 @@ Draft = Callable[[Tensor, Tensor, Weights, int], list[int]]
 
 def check_draft(draft: Draft, rounds: int = 12) -> Html:
     """The reader's drafts against those of the genuine server, round by round."""
-    w, text, trace = weights(), tokens(), _request()[0]
+    w, text, trace = weights(), tokens(), request()[0]
     for i, r in enumerate(trace.rounds[:rounds], 1):
         got = [int(t) for t in ask(draft, text[: r.n + 1], features()[: r.n], w, len(r.draft_tokens))]
         if got == r.draft_tokens:
@@ -307,7 +234,7 @@ def _best(text: Tensor, rows: Tensor) -> int:
 
 def check_rounds(rounds: Callable[..., list[int]]) -> Html:
     """The whole request, drafted and verified by the reader: the server's accept lengths."""
-    trace, text = _request()[0], material.texts()[0]
+    trace, text = request()[0], material.texts()[0]
     wanted = [r.accept_len for r in trace.rounds]
     got = ask(rounds, tokens(), features(), trace.prompt_len, text.end, weights(), 5)
     got = [int(x) for x in got]
