@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -214,7 +215,7 @@ class Server:
         else:
             text = "has no eaglelab plugin: `pip install eaglelab` in the server's environment and restart it"
             text += " (if SGLANG_PLUGINS is set there, add eaglelab to it)"
-        raise AttachError(f"{self.url} {text}. {STILL_WORKS}")
+        raise AttachError(f"{self.url} {text}. {STILL_WORKS}{_without_probe(facts)}")
 
     def arm(self, **order: Any) -> dict[str, Any]:
         """Arm the probe (fields of `probe.session.Arm`). Returns the order, `id` and request prefixes."""
@@ -315,6 +316,21 @@ class Server:
 
     def _not_sglang(self, why: str) -> AttachError:
         return AttachError(f"{self.url} does not look like an SGLang server: {why}.")
+
+
+def _without_probe(facts: ServerFacts) -> str:
+    """The command that compares training with serving by this server's own launch, without the probe."""
+    try:
+        flags = facts.launch.with_target(None).command()
+    except BadInput:
+        return ""
+    engine = f" --engine sglang=={facts.version}" if facts.version != "unknown" else ""
+    draft = facts.fields.get("speculative_draft_model_path") or "DRAFTER"
+    target = facts.fields.get("model_path") or "TARGET"
+    words = shlex.join(["eaglelab", "inspect", str(draft), "--target", str(target)])
+    return (
+        f" Compare trained with served: {words}{engine} --launch {shlex.quote(flags)}"
+    )
 
 
 def _plain(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import httpx
 import pytest
 import torch
@@ -144,6 +146,7 @@ def test_the_diagnosis_of_an_old_release_names_what_it_does_otherwise():
 OLD = {
     "speculative_algorithm": "EAGLE3", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
     "speculative_num_draft_tokens": 4, "tp_size": 1, "dtype": "float32", "model_path": "/m",
+    "speculative_draft_model_path": "/d",
     "internal_states": [{"avg_spec_accept_length": 1.02}],
 }  # fmt: skip
 ANSWER = {
@@ -175,6 +178,9 @@ def test_a_server_without_the_probe_is_refused_and_told_what_still_works(version
         server.probe_status()
     said = str(caught.value)
     assert caught.value.exit_code == 3 and "Facts, counters and a static diagnosis still work" in said
+    command = shlex.split(said[said.index("eaglelab inspect ") :])
+    assert command[2:7] == ["/d", "--target", "/m", "--engine", f"sglang=={version}"]
+    assert Launch.parse(command[8], version=version).draft_tokens == 4  # the server's own launch
     facts = server.facts()
     assert facts.version == version and facts.lifetime_accept_length == pytest.approx(1.02)
     counted = {m.name: m.value for m in server.counters(server.generate([[1, 2]], 3), facts).measurements()}
