@@ -17,6 +17,7 @@ from eaglelab.capture import to_float32
 from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
+from eaglelab.traces import is_stored, stored_index  # noqa: F401
 from eaglelab.wiring import Feed
 
 if TYPE_CHECKING:
@@ -147,16 +148,6 @@ def texts(capture: Capture, feed: Feed | None = None) -> tuple[list[Text], dict[
         except BadInput as error:
             skipped[rid] = str(error)
     return found, skipped
-
-
-def is_stored(rid: str) -> bool:
-    """Texts of the trainer, prefilled for rung 3, have ids that end in "stored-<i>"."""
-    return stored_index(rid) is not None
-
-
-def stored_index(rid: str) -> int | None:
-    head, _, number = rid.rpartition("stored-")
-    return int(number) if number.isdigit() and (not head or head[-1] in "-:/.") else None
 
 
 def simulate(drafter: Drafter, text: Text, speculation: Speculation) -> Rounds:

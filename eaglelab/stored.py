@@ -25,8 +25,8 @@ from eaglelab.simulate import (
     accept_lengths,
     captured_text,
     reprefilled_text,
-    stored_index,
 )
+from eaglelab.traces import stored_index
 from eaglelab.wiring import Feed
 
 if TYPE_CHECKING:

@@ -255,3 +255,13 @@ def build_reprefills(capture: Capture) -> dict[str, Reprefill]:
                 item._slices.setdefault(name, []).append(Slice(event, name, 0, event.data["lengths"][0]))
                 item.dtype = event.dtype(name)
     return found
+
+
+def is_stored(rid: str) -> bool:
+    """Texts of the trainer, prefilled for rung 3, have ids that end in "stored-<i>"."""
+    return stored_index(rid) is not None
+
+
+def stored_index(rid: str) -> int | None:
+    head, _, number = rid.rpartition("stored-")
+    return int(number) if number.isdigit() and (not head or head[-1] in "-:/.") else None

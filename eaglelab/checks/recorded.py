@@ -11,6 +11,7 @@ from eaglelab.capture import to_float32
 from eaglelab.checks import Check
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
+from eaglelab.traces import is_stored
 
 if TYPE_CHECKING:
     from eaglelab.capture import Capture, Event
@@ -49,8 +50,6 @@ def generations(capture: Capture) -> dict[str, str]:
         for rid, trace in capture.requests.items()
     }
     lost = {rid: f"lost: {gone.get(rid, 'nothing of it was captured')}" for rid in capture.sent}
-    from eaglelab.simulate import is_stored  # needs torch, which files and flags alone do not
-
     return {rid: why for rid, why in {**lost, **seen}.items() if not is_stored(rid)}
 
 

@@ -10,7 +10,7 @@ from eaglelab.checkpoint import Checkpoint
 from eaglelab.checks import Check
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
-from eaglelab.simulate import is_stored
+from eaglelab.traces import is_stored
 
 # A token without a draft id ends every draft that comes to it. Published maps reach 95 % of the tokens and
 # more; what fails reaches less than FEW of them, or is behind MOST of the captured rejections.

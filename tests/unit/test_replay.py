@@ -26,11 +26,10 @@ from eaglelab.simulate import (
     matched,
     reprefilled_text,
     simulate,
-    stored_index,
     texts,
 )
 from eaglelab.steps import view
-from eaglelab.traces import Reprefill, Round
+from eaglelab.traces import Reprefill, Round, stored_index
 from eaglelab.wiring import Feed
 
 DATA = Path(__file__).resolve().parents[2] / "data"
