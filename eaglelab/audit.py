@@ -144,14 +144,22 @@ def _last(found: Audit, target: TargetModel) -> None:
         found.why["last"] = f"the target is {weight.shape[0]} wide, the stored rows {some[0].states.shape[2]}"
         return
     rows = np.concatenate([to_float32(np.asarray(s.states[:256, -1]), s.dtype) for s in some])
-    used = np.abs(weight) > 1e-3 * np.abs(weight).max()
-    rms = np.sqrt(((rows[:, used] / weight[used]) ** 2).mean(axis=1))
-    rms = rms[rms > 0]
-    found.last_rms = float(np.median(rms)) if len(rms) else float("nan")
+    # Gemma and its like store the weight less 1
+    rms = min((_over(rows, w) for w in (weight, weight + 1)), key=lambda r: abs(float(np.median(r)) - 1))
+    found.last_rms = float(np.median(rms))
     normed = len(rms) > 0 and float(np.quantile(np.abs(rms - 1), 0.9)) <= RMS_OFF
-    found.last = "after the final norm" if normed else "before the final norm" if len(rms) else "unknown"
+    found.last = (
+        "after the final norm" if normed else "before the final norm" if np.isfinite(rms).all() else "unknown"
+    )
     if "lm_head.weight" in target.tensors:
         _choices(found, target, normed)
+
+
+def _over(rows: Array, weight: Array) -> Array:
+    """The root mean square of each row over the norm's weight, of rows that are not all zeros [n]."""
+    used = np.abs(weight) > 1e-3 * np.abs(weight).max()
+    rms = np.sqrt(((rows[:, used] / weight[used]) ** 2).mean(axis=1))
+    return rms[rms > 0] if (rms > 0).any() else np.full(1, np.nan)
 
 
 def _choices(found: Audit, target: TargetModel, normed: bool) -> None:
@@ -234,7 +242,7 @@ def _beside(
 ) -> tuple[list[tuple[Sample, Any]], str]:
     """Samples with the streams of their texts: as the server saw them, else from the target run here."""
     from eaglelab.forward import run_target
-    from eaglelab.simulate import stored_index
+    from eaglelab.traces import stored_index
 
     places = {id(sample): i for i, sample in enumerate(stored.samples)}
     if capture is not None:

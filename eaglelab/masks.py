@@ -18,6 +18,7 @@ from eaglelab.accumulate import Array
 
 FEWEST = 4  # turns, before their beginnings are compared
 USUAL = 0.9
+HEADER = 4  # tokens: <|start_header_id|> assistant <|end_header_id|> and a newline
 ODDS = 1e-3  # of what is put down to chance
 
 
@@ -105,11 +106,22 @@ def _by_template(
     whole = sum(bool(m.all()) for m in framed.values())
     if whole >= USUAL * len(framed):
         return [f"every token is trained on in {whole} of {len(framed)} samples: prompts and template too"]
-    outside = Counter(int(t) for i, m in framed.items() for t in ids[i][~m] if int(t) in special)
     found = [t for t in turns(framed) if t.start >= 2 and t.end - t.start >= 2]
     if len(found) < FEWEST:
         return []
-    inner = sum(any(int(x) in outside for x in ids[t.text][t.start + 1 : t.end - 2]) for t in found)
+    headers, first_ones = (
+        Counter(int(x) for row in rows for x in set(row.tolist()) & special)
+        for rows in (
+            [ids[t.text][max(0, t.start - HEADER) : t.start] for t in found],
+            [ids[i][:3] for i in framed],
+        )
+    )
+    marks = {  # what begins a text and every header in it: a turn begins there
+        token
+        for token, count in headers.items()
+        if count >= USUAL * len(found) and first_ones[token] >= USUAL * len(framed)
+    }
+    inner = sum(any(int(x) in marks for x in ids[t.text][t.start + 1 : t.end - 2]) for t in found)
     if inner >= USUAL * len(found):
         return [
             f"{inner} of {len(found)} masked stretches run over the template's marks: prompts are trained on"
@@ -137,12 +149,14 @@ def _mode(found: list[Turn], ids: Sequence[Array], at: int) -> tuple[int, float]
 def _header(
     masks: Mapping[int, Array], ids: Sequence[Array], before: int, two: int, first: int, special: set[int]
 ) -> bool:
-    """Whether headers of other turns, which are not trained on, end with the same token."""
+    """Whether headers of another role, whose turns are not trained on, end with the same token."""
     for i, mask in masks.items():
         row = ids[i]
         for at in np.flatnonzero((row == first) & ~mask):
-            if at >= 1 and before in special and row[at - 1] == before:
+            if at < 2:
+                continue
+            if before in special and row[at - 1] == before and row[at - 2] != two:
                 return True
-            if at >= 2 and two in special and row[at - 2] == two:
+            if two in special and row[at - 2] == two and row[at - 1] != before:
                 return True
     return False

@@ -46,6 +46,7 @@ FEWEST = 12  # rows: fewer cannot show a basis, a norm's weight or a share
 LOST = 0.7  # a cosine below this is no rounding and no neighbouring depth
 SPHERE = 1.3  # 1 for two parts at a right angle, 0.5 halfway
 OFF = 0.25  # a row off by this is not its stream's, whatever the dtype
+UNLIKE = 0.9  # error of a row that has nothing to do with its stream
 OFF_SHARE, OFF_ROWS = 0.01, 3  # fewer rows than this may be anything
 
 
@@ -244,6 +245,10 @@ def odd_rows(
     zero = int((np.abs(x[off]).max(1) == 0).sum())
     source = _sources(x[off], s, limit)
     known = source >= 0
+    if 2 * (known.sum() + zero) < len(off) and np.median(error[off]) < UNLIKE:
+        return (
+            None  # not another row but the same one, elsewhere computed: experts that were routed otherwise
+        )
     back = off[known] - source[known]
     near = known.copy()
     near[known] = (texts[off[known]] == texts[source[known]]) & (back > 0)

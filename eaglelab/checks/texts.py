@@ -11,7 +11,7 @@ from eaglelab.catalogue import find
 from eaglelab.checks import Check
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
-from eaglelab.simulate import is_stored
+from eaglelab.traces import is_stored
 from eaglelab.words import Words
 
 FRAMED, BARE = 0.9, 0.1  # shares of texts with a template's marks
@@ -48,7 +48,12 @@ def template(evidence: Evidence) -> list[Finding]:
         f"stored: {words.text(stored[0])}",
         f"sent: {words.text(sent[0])}",
     ]
-    one_side = max(then[0], now[0]) >= FRAMED and min(then[0], now[0]) <= BARE
+    if then[0] >= FRAMED and now[0] <= BARE:
+        lines.append(
+            "plain text was sent, so nothing is said of chats: send messages (--prompts) to measure them"
+        )
+        return [TEMPLATE.skipped(*lines)]
+    one_side = now[0] >= FRAMED and then[0] <= BARE
     other = min(then[0], now[0]) >= FRAMED and not then[1] & now[1]
     if other:
         lines.insert(1, "and not one of these tokens is the same")

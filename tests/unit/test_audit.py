@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from eaglelab.features import StoredFeatures
 from eaglelab.forward import run_target
 from eaglelab.gather import static_evidence
 from eaglelab.launch import Launch
+from eaglelab.tensorfile import hold
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -181,6 +183,41 @@ def test_a_normed_teacher_and_depths_beside_the_configs(given, texts, tmp_path):
     found = judged(given, DATA / "features", trained=(feed, given.trained[1]))
     assert failed(found) == ["ids-plus-one"]
     assert found["ids-plus-one"].evidence[-1].startswith("so it was trained on the stored depths")
+
+
+def test_texts_that_the_server_was_sent_are_compared_with_its_own_states(given, texts):
+    """Its re-prefill is at hand, so the target is not run here."""
+    again = {f"eaglelab-x-stored-{i}": text for i, text in enumerate(texts)}
+    found = judged(given, DATA / "features", capture=SimpleNamespace(reprefill=again, requests={}))
+    lines = found["stored-features-shifted"].evidence
+    assert found["stored-features-shifted"].verdict == "passed"
+    assert "compared with the server's re-prefill of the same texts" in lines
+    other = {rid: replace(text, token_ids=text.token_ids[::-1]) for rid, text in again.items()}
+    found = judged(given, DATA / "features", capture=SimpleNamespace(reprefill=other, requests={}))
+    assert "compared with the target run here with transformers, in float32" in (
+        found["stored-features-shifted"].evidence
+    )
+
+
+def test_a_norm_whose_weight_is_stored_less_one(given, texts):
+    target = open_target(DATA / "target")
+    weight = target.tensors["norm.weight"]
+    less = hold(weight.name_in_file, replace(weight, dtype="float32"), weight_of(weight) - 1)
+    target = replace(target, tensors={**target.tensors, "norm.weight": less})
+    assert judged(given, DATA / "features", target=target)["teacher-norm"].verdict == "passed"
+    from eaglelab.audit import Audit, _last
+
+    rows = np.stack([texts[0].final] * 2, axis=1)
+    sample = SimpleNamespace(
+        states=rows, dtype="float32", length=len(rows), token_ids=np.array(texts[0].token_ids)
+    )
+    found = Audit(samples=[sample])
+    _last(found, target)
+    assert found.last == "after the final norm"
+
+
+def weight_of(info):
+    return info.torch(torch.float32).numpy()
 
 
 def test_the_state_before_the_norm_where_its_format_promises_the_one_after(given, monkeypatch):

@@ -57,16 +57,13 @@ def judged(chats, change, special=(START, END)):
         (lambda m, ids: m | True, "every token is trained on in 6 of 6 samples: prompts and template too"),
         (lambda m, ids: np.roll(m, 1), "the mask begins a token late"),
         (lambda m, ids: np.roll(m, -1), "the mask begins a token early"),
-        (lambda m, ids: np.arange(len(m)) > 4, "12 of 12"),
+        (lambda m, ids: np.maximum.accumulate(m), "6 of 6 masked stretches run over the template's marks"),
         (lambda m, ids: m & False, "6 of 6 samples train on no token at all"),
     ],
 )
 def test_masks_in_a_chat_template(chats, change, says):
     wrong = judged(chats, change)
-    if says == "12 of 12":  # one stretch a text, from the first prompt to the end
-        assert wrong == ["6 of 6 masked stretches run over the template's marks: prompts are trained on"]
-    else:
-        assert (wrong == []) if says is None else (len(wrong) == 1 and wrong[0].startswith(says))
+    assert (wrong == []) if says is None else (len(wrong) == 1 and wrong[0].startswith(says))
 
 
 def test_answers_that_all_begin_alike_are_no_shift():
@@ -81,6 +78,17 @@ def test_answers_that_all_begin_alike_are_no_shift():
             )
         )
     assert judged(found, lambda m, ids: m, (START, END, 902)) == []
+
+
+def test_the_last_answer_of_a_reasoning_model_alone_is_a_right_mask():
+    """Earlier answers, not trained on, hold the same <think> and the same header as the one that is."""
+    rng, found = np.random.default_rng(2), []
+    for ids, mask in (chat(rng, rounds=3) for _ in range(6)):
+        starts = [t.start for t in turns({0: mask})]
+        thought = np.insert(ids, np.repeat(starts, 3), [902, NEWLINE, 903] * 3)
+        last = np.arange(len(thought)) >= starts[-1] + 6
+        found.append((thought, last & (np.arange(len(thought)) < len(thought) - 1)))
+    assert judged(found, lambda m, ids: m, (START, END, 902, 903)) == []
 
 
 def test_without_special_tokens_nothing_is_said_of_turns(chats):
@@ -187,8 +195,22 @@ def test_a_template_on_one_side_only(given, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     evidence = SimpleNamespace(data=data, capture=capture, target=target)
     (found,) = texts.template(evidence)
-    assert found.verdict == "failed"
+    assert found.verdict == "skipped", "plain prompts are how it was measured, not how it is served"
     assert found.evidence[0] == "100% of the stored prompts and 0% of those sent hold a template's marks"
+    assert found.evidence[-1].startswith("plain text was sent")
+    framed = sample.token_ids
+    for trace in traces:
+        trace.prompt_ids[3] = 1
+    assert texts.template(evidence)[0].verdict == "failed", "framed on both sides, and no mark is the same"
+    sample.token_ids = np.array([3, 34, 17, 5, 19, 7, 8])
+    (found,) = texts.template(evidence)
+    assert found.verdict == "failed" and "0% of the stored prompts and 100% of those" in found.evidence[0]
+    for trace, right in zip(traces, (900, 901), strict=True):
+        trace.prompt_ids[3] = right
+    sample.token_ids = framed
+    assert texts.template(evidence)[0].verdict == "passed"
+    for trace in traces:
+        trace.prompt_ids[3] = 17
     sample.token_ids = np.array([3, 34, 17, 5, 19, 7, 8])
     assert texts.template(evidence)[0].verdict == "passed"
     traces[0].prompt_ids[3] = 900

@@ -370,3 +370,16 @@ def test_partial_sums_of_two_ranks_add_up():
     names = name_capture(two, expected=[2, 4, 5])
     assert [c.relation for c in names.chunks] == ["partial sums"] * 3
     assert "the 2 ranks' rows add up to depth 2" in str(names.chunks[0])
+
+
+def test_rows_that_were_computed_a_little_otherwise_are_not_stale():
+    """A token that other experts were chosen for is off by a third, and still itself; a foreign row is not."""
+    s = make_streams(hidden=256)
+    rng = np.random.default_rng(3)
+    odd = (np.arange(60) % 8 == 0)[:, None]
+    flags = {"texts": np.zeros(60, int), "expected": [4]}
+    x = s[4] + odd * 0.35 * noise_like(s[4], rng)
+    names = name_depths(x.astype(np.float32), s, **flags)
+    assert names.relation == "as expected" and names.chunks[0].odd > 0.1 and names.chunks[0].related is None
+    x = np.where(odd, noise_like(s[4], rng), s[4])
+    assert name_depths(x.astype(np.float32), s, **flags).chunks[0].relation == "stale rows"
