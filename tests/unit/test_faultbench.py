@@ -159,3 +159,19 @@ def test_the_fast_cases_without_a_server(tmp_path):
         command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_kimi_files_are_diagnosed_without_torch(tmp_path):
+    """`make inspectbench` in small: true shapes in sparse files; two seconds leave no time to load torch."""
+    script = (
+        "import sys, json; from pathlib import Path; sys.path.insert(0, 'tests/bench')\n"
+        "import kimi_files as k\n"
+        f"root = Path({str(tmp_path)!r}); (root / 'target.json').write_text(json.dumps(k.TARGET))\n"
+        "path = k.sparse(root / 'model', k.LLAMA | {'draft_vocab_size': 32000}, k.shapes(32000))\n"
+        "from eaglelab import diagnose\n"
+        "found = diagnose.run(drafter=path, target=root / 'target.json', launch=k.FLAGS)\n"
+        "print([f.fault for f in found.failed], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.endswith("'weights-not-sane'] False\n"), done.stdout + done.stderr
+    assert (tmp_path / "model" / "model.safetensors").stat().st_blocks * 512 < 1 << 20
