@@ -373,7 +373,7 @@ def test_partial_sums_of_two_ranks_add_up():
 
 
 def test_rows_that_were_computed_a_little_otherwise_are_not_stale():
-    """A token that other experts were chosen for is off by a third, and still itself; a foreign row is not."""
+    """A token that other experts were chosen for is off by a third, yet itself; a foreign row is not."""
     s = make_streams(hidden=256)
     rng = np.random.default_rng(3)
     odd = (np.arange(60) % 8 == 0)[:, None]
