@@ -128,6 +128,7 @@ FAULTS = (
         3,
         relaunch=True,
         edit=nested(**{IDS: [0, 2, 3]}),
+        note="one layer early: an embedding counted on one side does just that",
     ),
     case("served-feedback", "norm-output", 4, relaunch=True, remove=("norm_output",)),
     case(

@@ -157,10 +157,20 @@ FEED = (
     fault("live-scale-lost", "target-quantized-or-rotated", 3, on("scaled"), sweep="live-basis"),
     fault("live-rotated", "target-quantized-or-rotated", 3, on("rotated"), sweep="live-basis", fast=True),
     fault(
-        "live-overflow", "features-overflow|features-not-finite", 3, on("overflow"), sweep="live-not-finite"
+        "live-overflow",
+        "features-overflow|features-not-finite",
+        3,
+        on("overflow"),
+        sweep="live-not-finite",
+        note="the catalogue's fault, and the finding that names it",
     ),
     fault(
-        "live-nan-rows", "features-overflow|features-not-finite", 3, on("nan-rows"), sweep="live-not-finite"
+        "live-nan-rows",
+        "features-overflow|features-not-finite",
+        3,
+        on("nan-rows"),
+        sweep="live-not-finite",
+        note="the catalogue's fault, and the finding that names it",
     ),
     fault("live-stale-rows", "stale-rows", 3, on("stale"), sweep="live-stale"),
     fault("live-stale-rows-unseen", "stale-rows", 5, on("stale", late=True), sweep="live-stale", fast=True),
@@ -204,12 +214,19 @@ TENSORS = (
         on("block-initial"),
         fast=True,
         sweep="live-unloaded",
+        note="a whole block at its initial values is what a name that was not known leaves",
     ),
     fault("live-attention-zero", "weights-not-loaded", 5, on("initial", std=0.0), sweep="live-unloaded"),
     fault("live-norms-at-ones", "weights-not-loaded", 5, on("norms-at-ones"), sweep="live-unloaded"),
     fault("live-keys-for-values", "weights-not-loaded", 5, on("swapped"), sweep="live-unloaded"),
     fault("live-targets-head", "trained-head-replaced", 5, on("targets-head")),
-    fault("live-quantized", "draft-quantization-inherited|weights-not-loaded", 5, on("quantized")),
+    fault(
+        "live-quantized",
+        "draft-quantization-inherited|weights-not-loaded",
+        5,
+        on("quantized"),
+        note="live numbers are not the file's; that a quantisation made them so, they do not say",
+    ),
 )
 UNSEEN = tuple(
     fault(f"unnamed-{name}", "", 5, on(name), kind="out-of-sight", fast=name == "flipped-head", note=note)
