@@ -75,12 +75,12 @@ PER_REQUEST = Definition(
 )  # fmt: skip
 DRAFTS = Definition(
     "rate", "accepted drafts / proposed drafts, no bonus: (N - 1) drafts a verify, in a tree all its nodes",
-    "sglang 0.5.23 metrics_reporter.py; since sglang#23530 (April 2026)", 0,
+    "sglang metrics_reporter.py, 0.5.11 and later (sglang#23530)", 0,
     lambda s: s.draft_tokens - 1 if s.draft_tokens else None,
 )  # fmt: skip
 PER_DRAFT_TOKENS = Definition(
     "rate-old", "(accepted drafts + bonus) / N draft tokens: nothing accepted reads 1/N",
-    "SGLang from sglang#13212 (November 2025) to sglang#23530", 1, lambda s: s.draft_tokens,
+    "SGLang from sglang#13212 (November 2025) to 0.5.10", 1, lambda s: s.draft_tokens,
 )  # fmt: skip
 PER_STEPS_PLUS_ONE = Definition(
     "rate-older", "(accepted drafts + bonus) / (S + 1): in a chain the same as by N draft tokens",

@@ -30,6 +30,13 @@ class Behaviour:
 
 BEHAVIOURS = (
     Behaviour(
+        "accept-rate",
+        (0, 5, 11),
+        "the logged accept rate is accepted drafts / proposed drafts",
+        "the logged accept rate counts the bonus: nothing accepted reads 1 / draft tokens",
+        "sglang#23530",
+    ),
+    Behaviour(
         "several-layers",
         (0, 5, 12),
         "the decoder layers are called layers.N, and midlayer is another name of the first",

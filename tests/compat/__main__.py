@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from compat.facts import RELEASES, Fact, all_facts, needed, unknown_rules
+from compat.facts import KEY, RELEASES, Fact, all_facts, needed, unknown_rules
 from compat.sources import Release, fetch
 from eaglelab.releases import number
 
@@ -40,7 +40,7 @@ def main() -> int:
     releases = []
     for version in RELEASES:
         try:
-            releases.append(fetch(version, CACHE, needed))
+            releases.append(fetch(version, CACHE, needed, KEY))
         except OSError as error:
             print(error, file=sys.stderr)
     if not releases:

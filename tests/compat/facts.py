@@ -9,6 +9,7 @@ comments do not matter.
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,6 +146,9 @@ SERVED = (
          has("speculative_num_draft_tokens is adjusted to speculative_num_steps + 1")),
     Fact("Llama and Grok: a tree by default", ((SPEC, ""), (ARGS, "auto_choose_speculative_params")),
          has("['LlamaForCausalLM']", "['Grok1ForCausalLM', 'Grok1VForCausalLM']", "return (5, 4, 8)")),
+    _behaviour("accept-rate", has("draft_per_round", "self.spec_num_forward_ct * draft_per_round"),
+               ("managers/scheduler_components/metrics_reporter.py", ""),
+               ("observability/scheduler_metrics_mixin.py", "")),
     Fact("v1 worker: the incident's", ((V1, "EAGLEWorker"),),
          has("self.draft_model_runner.model.set_embed_and_head(embed, head)",
              "self.draft_model_runner.model.hot_token_id.to(embed.device)"), until=V1_UNTIL),
@@ -229,3 +233,4 @@ def needed(path: str, content: bytes) -> bool:
 
 
 _PATHS = {path for fact in all_facts() for path, _ in fact.places}
+KEY = hashlib.sha256("\n".join(sorted(_PATHS)).encode()).hexdigest()

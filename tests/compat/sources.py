@@ -69,13 +69,14 @@ def _named(node: ast.AST, name: str) -> ast.AST | None:
     return inside[0] if inside else next(deeper, None)
 
 
-def fetch(version: str, cache: Path, needed: Callable[[str, bytes], bool]) -> Release:
+def fetch(version: str, cache: Path, needed: Callable[[str, bytes], bool], key: str = "") -> Release:
     """The release from the cache, else by pip; only the needed files of the wheel are kept.
 
-    needed: (path below sglang/srt, content) -> whether to keep it. Raises OSError if pip finds no wheel.
+    needed: (path below sglang/srt, content) -> whether to keep it. key: stands for what is needed; under
+    another one the wheel is fetched anew. Raises OSError if pip finds no wheel.
     """
     root = cache / version
-    if not (root / "complete").is_file():
+    if not (root / "complete").is_file() or (root / "complete").read_text() != key:
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             command = [
                 sys.executable,
@@ -92,11 +93,11 @@ def fetch(version: str, cache: Path, needed: Callable[[str, bytes], bool]) -> Re
             wheels = list(Path(folder).glob("sglang-*.whl"))
             if not wheels:
                 raise OSError(f"sglang {version}: no wheel: {done.stderr.strip()[-300:]}")
-            keep(wheels[0], root, needed)
+            keep(wheels[0], root, needed, key)
     return Release(version, root)
 
 
-def keep(wheel: Path, root: Path, needed: Callable[[str, bytes], bool]) -> None:
+def keep(wheel: Path, root: Path, needed: Callable[[str, bytes], bool], key: str = "") -> None:
     """Unpack the needed files of a wheel into `root`, and mark it complete."""
     with zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
@@ -108,4 +109,4 @@ def keep(wheel: Path, root: Path, needed: Callable[[str, bytes], bool]) -> None:
                 target = root / SRT / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-    (root / "complete").touch()
+    (root / "complete").write_text(key)

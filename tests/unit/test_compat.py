@@ -21,7 +21,7 @@ from compat.facts import (
     steps_after_forward,
     unknown_rules,
 )
-from compat.sources import Release, keep
+from compat.sources import Release, fetch, keep
 
 from eaglelab.probe.hooks import Hooks
 from eaglelab.releases import BEHAVIOURS
@@ -132,10 +132,12 @@ def test_only_needed_files_of_a_wheel_are_kept(tmp_path):
         archive.writestr("sglang/srt/speculative/a.so", "binary")
         archive.writestr("sglang/srt/../../escape.py", "def set_eagle3_layers_to_capture(): pass")
         archive.writestr("elsewhere.py", "")
-    keep(wheel, tmp_path / "root", needed)
+    keep(wheel, tmp_path / "root", needed, facts.KEY)
     found = sorted(p.relative_to(tmp_path / "root").as_posix() for p in (tmp_path / "root").rglob("*.py"))
     assert found == ["sglang/srt/models/llama_eagle3.py", "sglang/srt/models/new.py"]
-    assert (tmp_path / "root" / "complete").is_file() and not list(tmp_path.glob("*.py"))
+    assert not list(tmp_path.glob("*.py"))
+    cached = fetch("root", tmp_path, needed, facts.KEY)  # no pip: it is there, and by the same key
+    assert cached.source("models/llama_eagle3.py") == "x = 1"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def test_what_is_newer_or_unknown_counts_as_the_newest_and_says_so():
     assert caveat(NEWEST) is None and caveat("0.5.11") is None
     assert "newer than what was checked" in caveat("0.6.1") and NEWEST in caveat("0.6.1")
     assert "not known" in caveat("unknown") and "older than what was checked" in caveat("0.4.6")
-    assert len(differences("0.5.11")) == len(BEHAVIOURS) == len({b.name for b in BEHAVIOURS})
+    assert len(differences("0.5.10")) == len(BEHAVIOURS) == len({b.name for b in BEHAVIOURS})
+    assert set(differences("0.5.10")) - set(differences("0.5.11")) == {BEHAVIOURS[0].before}
     assert not does("0.5.16", "norm-before-fc") and does("0.5.17", "norm-before-fc")
 
 
