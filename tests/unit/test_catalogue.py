@@ -163,6 +163,7 @@ STATIC = {
     "sliding-window-ignored": [{"config": WINDOW}],
     "multi-layer-drafter": [{"layers": 2}],
     "position-offset": [{"version": "0.5.11"}],
+    "chunk-order": [{"config": {"eagle_config": {IDS: [3, 1, 4]}}}],
     "tensors-dropped": [{"rename": {"midlayer": "block"}}],
     "parameters-not-loaded": [{"drop": ["lm_head"]}],
 }

@@ -17,7 +17,7 @@ NAMES = ["depth 1", "depth 3"]
 
 def stored(rows, tokens):
     sample = SimpleNamespace(features=rows, dtype="float32", token_ids=np.asarray(tokens), last=rows[:, :4])
-    return SimpleNamespace(samples=[sample])
+    return SimpleNamespace(samples=[sample], last_is="before the final norm")
 
 
 def capture(rows, tokens, rid):

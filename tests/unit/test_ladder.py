@@ -92,10 +92,11 @@ def test_stored_texts_stand_in_feed_order_and_have_the_trained_width():
     sample = SimpleNamespace(
         token_ids=np.array([5, 6]), features=hidden.reshape(2, 12), last=np.zeros((2, 4)), dtype="float32"
     )
-    (text,) = stored_texts(SimpleNamespace(samples=[sample]), Feed((2, 4, 5), 12))
+    stored = SimpleNamespace(samples=[sample], last_is="before the final norm")
+    (text,) = stored_texts(stored, Feed((2, 4, 5), 12))
     assert text.features.tolist() == hidden.reshape(2, 12).tolist() and text.tokens == [5, 6]
     with pytest.raises(BadInput, match="stored features are 12 wide, the drafter was trained on 16"):
-        list(stored_texts(SimpleNamespace(samples=[sample]), Feed((2, 4, 5, 6), 16)))
+        list(stored_texts(stored, Feed((2, 4, 5, 6), 16)))
 
 
 def stored_capture(text, rows, rid="eaglelab-1-stored-0000", width_note="float32"):
@@ -167,7 +168,7 @@ def stored_features(parts, texts=8, length=60):
         last = head[tokens.roll(-1)]  # the state whose largest logit is the next token's
         samples.append(SimpleNamespace(token_ids=tokens.numpy(), features=hidden.numpy(), dtype="float32",
                                        last=last.numpy()))  # fmt: skip
-    return SimpleNamespace(samples=samples)
+    return SimpleNamespace(samples=samples, last_is="before the final norm")
 
 
 def test_without_evidence_each_rung_says_how_to_get_it(parts):
@@ -331,3 +332,15 @@ def test_a_served_wiring_that_does_not_fit_the_rows_is_said_so(generated):
         "bypassed takes 64"
     )
     assert found.rungs["3"].accept_length == found.rungs["5"].accept_length and found.drops == {}
+
+
+def test_a_state_after_the_norm_is_not_normed_again():
+    """SpecForge and AngelSlim store it so: the target's choice is the same, the norm's weight counts once."""
+    torch.manual_seed(0)
+    weight = torch.rand(8) * 4 + 0.1
+    tensors = {"norm.weight": weight, "lm_head.weight": torch.randn(50, 8)}
+    target = SimpleNamespace(config={"rms_norm_eps": 1e-5}, load=lambda name, dtype=None: tensors[name])
+    truth, last = Truth(target), torch.randn(200, 8)
+    normed = torch.nn.functional.rms_norm(last, (8,), weight, 1e-5)
+    assert (truth.argmax(normed, True) == truth.argmax(last)).all()
+    assert (truth.argmax(normed) != truth.argmax(last)).any(), "a second norm is told from one"
