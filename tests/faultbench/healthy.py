@@ -151,6 +151,8 @@ WIRINGS = (
     trained("no-norm-before-fc", lambda bench: refit(bench, (2, 4, 5), "none")),
     trained("second-layer-silent", silent_layer),
     trained("weak-drafter", lambda bench: refit(bench, (2, 4, 5), noise=1.5)),
+    trained("few-directions-learned", lambda bench: refit(bench, (2, 4, 5), rank=6)),
+    trained("hardly-anything-learned", lambda bench: refit(bench, (2, 4, 5), rank=2)),
     trained("untrained-drafter", untrained),
     trained("window-wider-than-any-text", wide_window),
     trained("biases-of-zeros", zero_biases),

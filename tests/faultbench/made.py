@@ -242,11 +242,12 @@ def refit(
     norm: str = "whole",
     config: dict[str, Any] | None = None,
     noise: float = 0.0,
+    rank: int = 0,
 ) -> Path:
     """The trainer's drafter, its fc fitted anew to other depths (least squares on the target's streams).
 
-    norm: "whole", "per-chunk" or "none" before fc. noise: added to fc, relative to its spread, for a weak
-    one. The same arguments give the same folder.
+    norm: "whole", "per-chunk" or "none" before fc. For weak drafters: noise, added to fc, relative to its
+    spread; rank, how many directions of what fc gave are learned. The same arguments give the same folder.
     """
 
     def make():
@@ -268,6 +269,9 @@ def refit(
         fed, wanted = fed.double(), wanted.double()
         ridge = 1e-6 * float((fed * fed).sum(0).mean()) * torch.eye(fed.shape[1], dtype=torch.float64)
         fc = torch.linalg.solve(fed.T @ fed + ridge, fed.T @ wanted).T.float()
+        if rank:
+            axes = torch.linalg.svd((fed @ fc.T.double()), full_matrices=False).Vh[:rank].float()
+            fc = axes.T @ (axes @ fc)
         fc = fc + noise * fc.std() * torch.randn(fc.shape, generator=torch.Generator().manual_seed(0))
         tensors["fc.weight"] = fc.bfloat16().contiguous()
         del tensors["input_norm.weight"]
@@ -283,7 +287,7 @@ def refit(
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         return path
 
-    return bench.once(f"refit {tuple(depths)} {norm} {config} {noise}", make)
+    return bench.once(f"refit {tuple(depths)} {norm} {config} {noise} {rank}", make)
 
 
 Tensors = dict[str, torch.Tensor]
