@@ -84,22 +84,24 @@ def summary(outcomes: list[Outcome], rates: list[Required]) -> Summary:
     return summarise(findings, verdict, missed[0].name if missed else None)
 
 
-def read(folder: Path) -> tuple[list[Outcome], list[Measurement]]:
-    """What a run left in its folder."""
-    outcomes, measured = [], []
+def read(folder: Path) -> tuple[list[Outcome], list[Measurement], dict]:
+    """What a run left in its folder: cases, totals, and its provenance."""
+    outcomes, measured, facts = [], [], {}
     for line in (folder / "records.jsonl").read_text(encoding="utf-8").splitlines():
         values = json.loads(line)
         if values["type"] == "case":
             outcomes.append(Outcome(**values))
         elif values["type"] == "measurement":
             measured.append(Measurement(**values))
-    return outcomes, measured
+        elif values["type"] == "provenance":
+            facts = values["facts"]
+    return outcomes, measured, facts
 
 
 def page(folder: str | Path) -> object:
     """The same page for a notebook, from the records of a run."""
     from IPython.display import Markdown
 
-    outcomes, measured = read(Path(folder))
+    outcomes, measured, _ = read(Path(folder))
     whole = any(m.name == "faultbench.faults" for m in measured)
     return Markdown(markdown(outcomes, required(outcomes, whole)))

@@ -131,7 +131,8 @@ def test_records_and_table(bench, tmp_path, monkeypatch):
     lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert [lines[0]["type"], lines[-1]["type"]] == ["provenance", "summary"]
     assert lines[-1]["verdict"] == "broken" and lines[-1]["fault"] == "faultbench.faults"
-    outcomes, measured = read(tmp_path)
+    outcomes, measured, facts = read(tmp_path)
+    assert facts["cases"] == 2
     assert [o.name for o in outcomes] == ["norm-output", "golden-capture"]
     assert outcomes[1].verdict == "healthy" and all(o.passed for o in outcomes)
     assert {m.name for m in measured} >= {"faultbench.first", "faultbench.false_alarms"}
@@ -139,6 +140,23 @@ def test_records_and_table(bench, tmp_path, monkeypatch):
     assert (
         page == markdown(outcomes, required(outcomes, True)) and "| ✓ | norm-output | ~4.49 | ~2.23 |" in page
     )
+
+
+def test_parts_add_up(tmp_path, monkeypatch):
+    """Runs of parts are one whole run together; a case that was run again counts as it came out last."""
+    cases = [case("norm-output"), case("rope-theta")]
+    monkeypatch.setattr("faultbench.run.all_cases", lambda: cases)
+    wrong = [replace(cases[0], slugs=("rope-theta",)), cases[1]]
+    for name, some in (("a", wrong), ("b", cases[:1])):
+        monkeypatch.setattr("faultbench.run.all_cases", lambda some=some: some)
+        main(["--no-server", "--out", str(tmp_path / name)])
+    monkeypatch.setattr("faultbench.run.all_cases", lambda: cases)
+    parts = [str(tmp_path / name) for name in "ab"]
+    assert main(["--total", *parts, "--out", str(tmp_path / "sum")]) == 1  # fewer cases than a whole run's
+    outcomes, measured, facts = read(tmp_path / "sum")
+    assert [(o.name, o.passed) for o in outcomes] == [("norm-output", True), ("rope-theta", True)]
+    assert facts["cases"] == 2 and len(facts["parts"]) == 2
+    assert {m.name: m.value for m in measured}["faultbench.first"] == 1
 
 
 def test_help_and_an_unknown_case():
