@@ -81,12 +81,12 @@ def ranks(capture: Capture) -> Finding:
     lines, wrong, compared = [], [], 0
     for first in capture.primary_ranks:
         group = first.partition(".")[0]
-        ours = dict(_keyed(capture, first))
+        ours = dict(keyed(capture, first))
         for rank in capture.ranks:
             if rank == first or rank.partition(".")[0] != group:
                 continue
             compared += 1
-            theirs = dict(_keyed(capture, rank))
+            theirs = dict(keyed(capture, rank))
             alone = len(ours.keys() ^ theirs.keys())
             dropped = any(capture.ranks[r].get("dropped_rids") for r in (first, rank))
             bad = [text for key in ours.keys() & theirs.keys() if (text := _unlike(ours[key], theirs[key]))]
@@ -99,7 +99,7 @@ def ranks(capture: Capture) -> Finding:
     return RANKS.failed(*wrong, *lines) if wrong else RANKS.passed(*lines)
 
 
-def _keyed(capture: Capture, rank: str) -> Iterator[tuple[tuple, Event]]:
+def keyed(capture: Capture, rank: str) -> Iterator[tuple[tuple, Event]]:
     """A rank's events, each under what makes it the same event on another rank."""
     for event in capture.events(rank):
         rids = event.rids or [event.data["rid"]]

@@ -3,6 +3,7 @@
 import html
 import shlex
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from eaglelab.launch import Launch
 from eaglelab.misses import PromptLoss, StretchLoss
 from eaglelab.serve import data_dir
 from eaglelab.stats import FeatureStats
-from eaglelab.workbook import fixes, lost, moved, names, rounds, start
+from eaglelab.workbook import fixes, lost, moved, names, ranks, rounds, start
 
 DATA = data_dir()
 GOLDEN = {"capture": str(DATA / "golden-capture"), "drafter": str(DATA / "drafter-sglang")}
@@ -176,3 +177,26 @@ def test_figures_are_drawn_with_titles_axes_and_nothing_outside(draw):
     boxes = sorted((a.get_tightbbox() for a in figure.axes), key=lambda box: box.x0)
     assert boxes[0].x0 >= -1 and boxes[-1].x1 <= figure.bbox.width + 1
     assert all(a.x1 <= b.x0 + 1 for a, b in zip(boxes, boxes[1:], strict=False))
+
+
+def test_ranks_are_laid_beside_one_another(tmp_path):
+    from capture_maker import make_capture
+
+    from eaglelab.capture import open_capture
+
+    make_capture(tmp_path / "c", [(5, [1, 3], 99), (4, [2, 2], 99)])
+    capture = open_capture(tmp_path / "c")
+    assert ranks.compared(capture) == []
+    other = [replace(e, data={**e.data, "rank": "dp0.tp1"}) for e in capture.events("dp0.tp0")]
+    capture.meta["ranks"]["dp0.tp1"] = {"primary": False}
+    both = capture.events
+    capture.events = lambda rank=None, kind=None: other if rank == "dp0.tp1" else both(rank, kind)
+    found = ranks.compared(capture)
+    assert {b.what for b in found} >= {"prefill_extend: features", "decode_extend: features"}
+    assert all(b.equal == b.events > 0 and b.gap == 0 for b in found)
+    read = capture._read
+    first = next(e for e in other if e.kind == "prefill_extend")
+    capture._read = lambda e, name: read(e, name) * (1.5 if e is first else 1)
+    pair = SimpleNamespace(paths=("a/c", "a/c"), books=(SimpleNamespace(capture=capture),) * 2)
+    page = ranks.ranks(pair)
+    assert "<b>≠ 0.5</b>" in page and page.count("= the same") == len(found) - 1
