@@ -79,6 +79,7 @@ class Bench:
 
     root: Path
     python: str = ""  # of the genuine server; "" without one
+    keep: bool = False  # `root` stays, and its cases are not injected again
     _made: dict[str, Any] = field(default_factory=dict)
     _open: ExitStack = field(default_factory=ExitStack)
     _count: int = 0
@@ -86,7 +87,8 @@ class Bench:
     def folder(self) -> Path:
         """A new, empty folder whose name says nothing."""
         self._count += 1
-        path = self.root / f"{self._count:03d}"
+        while (path := self.root / f"{self._count:03d}").exists():
+            self._count += 1
         path.mkdir(parents=True)
         return path
 

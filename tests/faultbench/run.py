@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from eaglelab.errors import BadInput
 from eaglelab.records import Provenance
 
 from . import table
-from .cases import ROOT, Bench, Case, all_cases
+from .cases import ROOT, Bench, Case, Injected, Length, all_cases
 from .judge import Outcome, Required, outcome, required, weigh
 
 Say = Callable[[str], None]
@@ -26,7 +28,7 @@ def run_case(case: Case, bench: Bench) -> Outcome:
 
     found = outcome(case)
     try:
-        injected = case.inject(bench)
+        injected = inject(case, bench)
     except Exception as error:
         found.error = f"not injected: {type(error).__name__}: {error}"
         return found
@@ -40,6 +42,24 @@ def run_case(case: Case, bench: Bench) -> Outcome:
     except Exception as error:
         found.error = f"{type(error).__name__}: {error}"
     found.seconds = round(time.perf_counter() - start, 3)
+    return found
+
+
+def inject(case: Case, bench: Bench) -> Injected:
+    """Inject, or take what lies in a kept folder from an earlier run (`--keep`)."""
+    if not bench.keep:
+        return case.inject(bench)
+    listed = bench.root / "injected.jsonl"
+    for line in reversed(listed.read_text().splitlines() if listed.exists() else []):
+        kept = json.loads(line)
+        if kept["name"] == case.name:
+            lengths = {n: kept[n] and Length(**kept[n]) for n in ("before", "after")}
+            return Injected(kept["inputs"], **lengths)
+    found = case.inject(bench)
+    lengths = {n: (one := getattr(found, n)) and asdict(one) for n in ("before", "after")}
+    inputs = {name: str(given) for name, given in found.inputs.items()}
+    with open(listed, "a", encoding="utf-8") as lines:
+        lines.write(json.dumps({"name": case.name, "inputs": inputs, **lengths}) + "\n")
     return found
 
 
@@ -91,6 +111,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--no-server", action="store_true", help="leave out what needs the genuine server")
     parser.add_argument("--genuine", action="store_true", help="only what needs the genuine server")
     parser.add_argument("--total", nargs="+", type=Path, metavar="FOLDER", help="add up parts that ran")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="inject there, and what lies there from before no more"
+    )
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     parser.add_argument("--out", type=Path, help="folder for the records (default: in runs/)")
     return parser
@@ -116,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        outcomes = run(cases, Bench(Path(folder), python), lambda line: print(line, flush=True))
+        bench = Bench(given.keep or Path(folder), python, keep=given.keep is not None)
+        outcomes = run(cases, bench, lambda line: print(line, flush=True))
     part = "only" if given.only else "fast" if given.fast else _half(given)
     out = given.out or ROOT / "runs" / "-".join(filter(None, ("faultbench", part)))
     rates = required(outcomes, whole=not part)

@@ -159,6 +159,21 @@ def test_parts_add_up(tmp_path, monkeypatch):
     assert {m.name: m.value for m in measured}["faultbench.first"] == 1
 
 
+def test_what_was_injected_is_kept(tmp_path, monkeypatch):
+    """`--keep` injects once: a later run diagnoses the same folders and comes to the same table."""
+    monkeypatch.setattr("faultbench.run.all_cases", lambda: [case("norm-output")])
+    command = ["--no-server", "--keep", str(tmp_path / "kept"), "--out"]
+    assert main([*command, str(tmp_path / "a")]) == 0
+
+    def breaks(bench):
+        raise AssertionError("injected twice")
+
+    monkeypatch.setattr("faultbench.run.all_cases", lambda: [replace(case("norm-output"), inject=breaks)])
+    assert main([*command, str(tmp_path / "b")]) == 0
+    first, second = (read(tmp_path / name)[0][0] for name in "ab")
+    assert first.model_copy(update={"seconds": 0}) == second.model_copy(update={"seconds": 0})
+
+
 def test_help_and_an_unknown_case():
     """The command alone: --help needs no torch, an unknown case is exit code 2."""
     bench = [sys.executable, "tests/faultbench"]
