@@ -255,7 +255,7 @@ def target_rope(target: TargetModel | None) -> Rope | None:
 
 
 def _shared(w: Wiring, checkpoint: Overlay, target: TargetModel | None, engine: bool) -> Iterator[Edit]:
-    """Another embedding, another head. A file's embedding that does worse than the target's was not trained."""
+    """Another embedding, another head. An embedding that does worse than the target's was not trained."""
     if w.embedding == "target" and "embed_tokens.weight" in checkpoint.tensors:
         yield Edit("random-embedding-exported", "the file's own embedding", replace(w, embedding="own"))
     if w.embedding == "own" and target is not None and "embed_tokens.weight" in target.tensors:

@@ -4,7 +4,8 @@ On the trainer's stored rows (else, where they are known to be right, on the ser
 was trained drafts best: an edit that raises the accept length far beyond noise says that config and training
 disagree. A gain counts if the lower end of its 99.9 % interval (there are some fifty edits) and its value say
 so; then the search goes on from there, for a second fault. Of rope, which hardly moves the accept length of
-short texts, the likelihood of the text's own tokens is asked as well: it needs no draft to come true.
+short texts, the likelihood of the text's own tokens is asked as well: it needs no draft to come true. Only an
+edit that leaves a drafter which drafts well is believed: a weak one may gain by almost anything.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MOST = 3  # faults of one config
 ROPE = ("rope-theta", "rope-scaling", "mrope-or-partial-rotary")
 BLOCK = 16  # rows that are taken for one in the spread of a likelihood
 SURE, LIKELIER = 2.6, 2e-3  # standard errors, and nats a token, that a likelihood must rise by
-WORKS = 1.3  # accept length of a drafter whose likelihoods say anything
+WELL = 0.7  # of first drafts come true, under the edit: what a merely weak drafter gains by chance is no news
 SECONDS = 60.0
 
 
@@ -137,8 +138,9 @@ class _Doubts:
             edits = [e for e in edits if e.slug != gain.edit.slug]
         if len(found.gains) > 1:
             self.again(found)
-        works = (self.measured(base, self.few) or 0.0) >= WORKS
-        if works and not any(gain.edit.slug in ROPE for gain in found.gains):
+        if not any(gain.edit.slug in ROPE for gain in found.gains) and _well(
+            self.measure(base, self.many)[1]
+        ):
             found.gains += self.rope(base)
         return found
 
@@ -210,7 +212,7 @@ class _Doubts:
         for *_, both, edit in best:
             taught, drafted = self.measure(both, self.many)
             drop = paired.compare(drafted, free, by_start=True)
-            if _counts(drop):
+            if _counts(drop) and _well(drafted):
                 gains.append(Gain(edit, drop, _counts(paired.compare(taught, forced, by_start=True))))
         return max(gains, key=lambda g: g.drop.value, default=None)
 
@@ -258,6 +260,10 @@ def _fewer(found: list[StoredText], count: int) -> list[StoredText]:
         few.append(replace(text, tokens=text.tokens[:end], features=text.features[:end], starts=some))
         left -= len(some)
     return few
+
+
+def _well(rounds: Rounds) -> bool:
+    return bool(rounds.acceptance) and rounds.acceptance[0] >= WELL
 
 
 def _counts(drop: paired.Drop) -> bool:
