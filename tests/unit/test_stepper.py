@@ -48,6 +48,15 @@ def test_every_round_comes_out_as_the_server_drafted_it(stepper):
         assert served.bonus in (None, happened.committed[-1])
 
 
+def test_the_row_that_is_shown_is_the_row_that_was_drafted_from(stepper):
+    """The draft-extend's last row is run once more to be read: the same numbers up to rounding."""
+    for happened, sides in views(stepper):
+        state, shown = stepper._walk("served").state, sides["served"].passes[0][0].tensors
+        torch.testing.assert_close(shown["feedback"], state.feedback[happened.n - 1], rtol=1e-4, atol=1e-4)
+        own = stepper._walk("served").drafter.logits(state.normed[happened.n - 1])
+        torch.testing.assert_close(shown["logits"], own, rtol=1e-4, atol=1e-4)
+
+
 def test_the_targets_likeliest_token_is_the_one_it_chose(stepper, book):
     """Of all that is said of the target this can be checked: greedy, its text is its likeliest tokens."""
     passes = [p for _, sides in views(stepper) for some in sides["served"].passes for p in some]
