@@ -15,11 +15,10 @@ import torch
 from .cases import SGLANG, SPECULATORS, Bench, Case, Injected, Kind, Length
 from .live import length_of, take
 from .made import Tensors, converted, copied
-from .runtime import given, healthy_length, servers
+from .runtime import CHEAP, given, healthy_length, servers
 from .variants import variant
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-Make = Callable[[Bench], Path]
 
 
 def measured(bench: Bench, drafter: Path, out: Path | None = None, rest: str = "", **how: Any) -> Length:
@@ -34,10 +33,6 @@ def measured(bench: Bench, drafter: Path, out: Path | None = None, rest: str = "
         holder.stop()
 
 
-def shipped(_: Bench) -> Path:
-    return SGLANG
-
-
 def served(
     edit: dict[str, Any] | None = None,
     remove: tuple[str, ...] = (),
@@ -48,19 +43,33 @@ def served(
     """The shipped drafter (or a variant's conversion, `of`) with these edits, served with these arguments."""
 
     def inject(bench: Bench) -> Injected:
-        trainers = variant(of, quiet) if of else SPECULATORS
+        trainers = trained_otherwise(bench, of) if of else SPECULATORS
         right = converted(bench, trainers) if of else SGLANG
+        if of and not (edit or remove or tensors):
+            out, length = rightly_served(bench, of)
+            return Injected(given(out, drafter=trainers), length, length)
         folder = copied(bench, right, edit, remove, tensors) if edit or remove or tensors else right
         out = bench.path()
         after = measured(bench, folder, out, **how)
-        before: Length | None = None
-        if of and folder != right:
-            before = bench.once(f"right {of}", lambda: measured(bench, right))
-        elif not of:
-            before = healthy_length(bench)
+        before = rightly_served(bench, of)[1] if of else healthy_length(bench)
         return Injected(given(out, drafter=trainers), before, after)
 
     return inject
+
+
+def rightly_served(bench: Bench, of: str) -> tuple[Path, Length]:
+    """A capture of a variant's right conversion, and its accept length; made once."""
+
+    def make() -> tuple[Path, Length]:
+        out = bench.path()
+        return out, measured(bench, converted(bench, trained_otherwise(bench, of)), out)
+
+    return bench.once(f"rightly served {of}", make)
+
+
+def trained_otherwise(bench: Bench, name: str) -> Path:
+    """A variant in a folder whose name says nothing."""
+    return bench.once(f"variant {name}", lambda: copied(bench, variant(name, quiet)))
 
 
 def weak(bench: Bench) -> Injected:
@@ -156,7 +165,7 @@ FAULTS = (
 )
 TRAINED = (
     case("trained-residual-normed", "norm-before-residual", 4, of="residual-normed"),
-    case("trained-qk-norms", "qk-norm-or-bias-dropped", 4, of="qk-norms"),
+    case("trained-qk-norms", "qk-norm-or-bias-dropped", 4, of="qk-norms", note=CHEAP),
     case("trained-theta-lost", "rope-theta", 4, relaunch=True, of="theta", edit={"rope_theta": 10000.0}),
     case(
         "trained-feedback-raw", "norm-output", 4, relaunch=True, of="feedback-raw", edit={"norm_output": True}
