@@ -18,6 +18,7 @@ from .made import Tensors, converted, copied
 from .runtime import CHEAP, given, healthy_length, servers
 from .variants import variant
 
+NEVER_RIGHT = ("residual-normed", "qk-norms")  # variants that SGLang cannot serve as they were trained
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -47,7 +48,7 @@ def served(
         right = converted(bench, trainers) if of else SGLANG
         if of and not (edit or remove or tensors):
             out, length = rightly_served(bench, of)
-            return Injected(given(out, drafter=trainers), length, length)
+            return Injected(given(out, drafter=trainers), None if of in NEVER_RIGHT else length, length)
         folder = copied(bench, right, edit, remove, tensors) if edit or remove or tensors else right
         out = bench.path()
         after = measured(bench, folder, out, **how)
