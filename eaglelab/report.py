@@ -154,7 +154,8 @@ class Report:
         source = self.params.server or self.params.capture or "files and flags"
         shape = f"{launch.steps} steps, topk {launch.topk}, {launch.draft_tokens} draft tokens"
         how = f"{launch.algorithm}, {shape}, TP {launch.tp_size}"
-        return f"{source}; drafter {self.params.drafter}; {facts['launch']['engine']}, {how}; {facts['time']}"
+        when = facts["time"].replace("T", " ").replace("+00:00", " UTC")
+        return f"{source}; drafter {self.params.drafter}; {facts['launch']['engine']}, {how}; {when}"
 
     def _verdict_lines(self) -> tuple[str, list[object]]:
         found, values = self.found, self.values
