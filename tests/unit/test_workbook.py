@@ -200,3 +200,22 @@ def test_ranks_are_laid_beside_one_another(tmp_path):
     pair = SimpleNamespace(paths=("a/c", "a/c"), books=(SimpleNamespace(capture=capture),) * 2)
     page = ranks.ranks(pair)
     assert "<b>≠ 0.5</b>" in page and page.count("= the same") == len(found) - 1
+
+
+def test_progress_of_a_capture_stands_in_one_line_that_is_gone_at_the_end(monkeypatch):
+    from eaglelab.workbook import book as module
+
+    shown = []
+    line = SimpleNamespace(update=shown.append)
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=True))
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: line)
+    with (
+        pytest.raises(AttachError),
+        module._told(SimpleNamespace(server="http://h:1")) as say,
+    ):
+        say("prompts", 2, 3)
+        raise AttachError("gone")
+    assert "prompts: 2 of 3" in shown[0] and shown[1] == ""
+    with module._told(SimpleNamespace(server="")) as say:
+        say("prompts", 2, 3)
+    assert len(shown) == 2
