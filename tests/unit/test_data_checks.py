@@ -181,6 +181,28 @@ def test_coverage_is_a_fault_only_where_it_caps(given):
     assert vocabulary.covers(given, np.array([t for t in range(1024) if t != rare])).verdict == "passed"
 
 
+def test_a_few_missing_tokens_behind_most_rejections_are_a_fault(given):
+    """The map reaches nine tokens of ten, but it is the tenth that drafts end at."""
+    capture = SimpleNamespace(requests={})
+    for rid in "ab":
+        rounds = [
+            SimpleNamespace(draft_tokens=[1] * 5, parents=None, accept_len=5, committed=[1, 1, 1, 1, 7])
+        ] * 10
+        capture.requests[rid] = SimpleNamespace(
+            tokens=[0] + [1, 1, 1, 1, 7, *[2] * 5] * 10, prompt_len=1, rounds=rounds
+        )
+    evidence = replace(given, capture=capture)
+    found = vocabulary.covers(evidence, np.array([t for t in range(1024) if t != 7]))
+    assert found.verdict == "failed"
+    assert found.evidence == [
+        "90.0% of 200 tokens that the server wrote can be drafted",
+        "100% of 20 rejected drafts stood where no draft id was right",
+    ]
+    for trace in capture.requests.values():
+        trace.rounds[0].committed[-1] = 1  # all rounds are this one: rejected for another reason
+    assert vocabulary.covers(evidence, np.array([t for t in range(1024) if t != 7])).verdict == "passed"
+
+
 def test_a_template_on_one_side_only(given, tmp_path):
     capture = open_capture(DATA / "golden-capture")
     traces = list(capture.requests.values())
@@ -222,9 +244,11 @@ def test_acceptance_that_ends_where_the_drafters_training_did(given):
     starts = np.arange(0, 800, 10)
     kind = rng.integers(3, 7, len(starts))
 
-    def rounds(lengths):
+    def rounds(lengths, limit=512):
         rung = replace(given.ladder.rungs["5"], rounds=Rounds(["a"] * len(starts), starts, lengths, 5))
-        return replace(given, ladder=replace(given.ladder, rungs={**given.ladder.rungs, "5": rung}))
+        climbed = replace(given.ladder, rungs={**given.ladder.rungs, "5": rung})
+        feed, wiring = given.trained
+        return replace(given, ladder=climbed, trained=(feed, replace(wiring, max_positions=limit)))
 
     assert given.trained[1].max_positions == 512
     (found,) = texts.length(rounds(np.where(starts < 512, kind, 1)))
@@ -232,5 +256,10 @@ def test_acceptance_that_ends_where_the_drafters_training_did(given):
         found.verdict == "failed" and "up to the drafter's max_position_embeddings (512)" in found.evidence[0]
     )
     assert texts.length(rounds(kind))[0].verdict == "passed"
+    few = np.where(starts < 680, np.arange(len(starts)) % 2 * 5 + 1, 1)
+    few[-4:] = 6  # 4 of the last 12: less than 3 of 4 before, and likely enough by chance
+    assert texts.length(rounds(few, 680))[0].verdict == "passed"
+    few[-4:] = 1
+    assert texts.length(rounds(few, 680))[0].verdict == "failed"
     (short,) = texts.length(given)
     assert short.verdict == "passed" and "lie beyond it" in short.evidence[0]

@@ -383,3 +383,9 @@ def test_rows_that_were_computed_a_little_otherwise_are_not_stale():
     assert names.relation == "as expected" and names.chunks[0].odd > 0.1 and names.chunks[0].related is None
     x = np.where(odd, noise_like(s[4], rng), s[4])
     assert name_depths(x.astype(np.float32), s, **flags).chunks[0].relation == "stale rows"
+
+
+def test_half_a_per_cent_is_no_scale():
+    s = make_streams()
+    names = name_depths(s[4] * np.float32(1.005), s, expected=[4], texts=np.zeros(60, int))
+    assert names.relation == "as expected" and names.chunks[0].related is None

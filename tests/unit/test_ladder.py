@@ -344,3 +344,10 @@ def test_a_state_after_the_norm_is_not_normed_again():
     normed = torch.nn.functional.rms_norm(last, (8,), weight, 1e-5)
     assert (truth.argmax(normed, True) == truth.argmax(last)).all()
     assert (truth.argmax(normed) != truth.argmax(last)).any(), "a second norm is told from one"
+    ids = [0, *truth.argmax(last).tolist()]
+    before = StoredText(0, ids[: len(last)], torch.zeros(len(last), 4), last)
+    after = StoredText(0, before.tokens, before.features, normed, normed=True)
+    assert len(usable_starts(before, truth, 5)) > 150
+    assert usable_starts(after, truth, 5).tolist() == usable_starts(before, truth, 5).tolist()
+    twice = replace(after, normed=False)
+    assert len(usable_starts(twice, truth, 5)) < len(usable_starts(before, truth, 5))
