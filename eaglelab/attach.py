@@ -33,13 +33,17 @@ class Stopped(EaglelabError):
 
 
 class Attachment:
-    """One server. `disarm` may be called at any time, from any thread, and as often as one likes."""
+    """One server. `disarm` may be called at any time, from any thread, and as often as one likes.
+
+    It lets go of what was armed here; another's recording is left alone (`eaglelab disarm` ends any).
+    """
 
     def __init__(self, url: str, key: str | None = None, transport: Any = None):
         self.server = Server(url, key, transport=transport)
         self.recording: Recording | None = None
         self.lost: AttachError | None = None  # why the lease could not be renewed
         self._stop = threading.Event()
+        self._ours = ""  # id of what we armed and the server has not said to be disarmed
         _open.add(self)
 
     @property
@@ -77,7 +81,10 @@ class Attachment:
 
         recording = Recording(self.server, out, target=True, batch=BATCH, ttl=LEASE, progress=show)
         recording.__enter__()
-        self.recording = recording
+        if self._stop.is_set():
+            recording.__exit__()
+            self._go_on()
+        self.recording, self._ours = recording, recording.id
         threading.Thread(target=self._hold, args=(recording,), name="eaglelab-lease", daemon=True).start()
 
     def send(self, prompts: Sequence[Prompt], max_new_tokens: int = 128) -> list[Answer]:
@@ -94,7 +101,7 @@ class Attachment:
             recording.__exit__()
             return recording.collect()
         finally:
-            self.recording = None
+            self.recording, self._ours = None, ""
 
     def counters(self) -> list[Measurement]:
         """What the server has counted of the answers so far; [] before the first."""
@@ -102,16 +109,19 @@ class Attachment:
         return recording.counters().measurements() if recording and recording.answers else []
 
     def disarm(self) -> bool:
-        """Let go at once, and keep nothing. Whether the server said that it is disarmed now."""
+        """Let go at once, and keep nothing. Whether nothing of ours is armed, by the server's own words."""
         self._stop.set()
-        recording, self.recording = self.recording, None
+        self.recording = None
+        if not self._ours:
+            return True
         try:
-            self.server.disarm()
+            if self.server.probe_status().get("armed") == self._ours:
+                self.server.disarm()
         except AttachError:
             return False
-        if recording is not None:
-            with contextlib.suppress(AttachError):
-                self.server.discard(recording.id)
+        with contextlib.suppress(AttachError):
+            self.server.discard(self._ours)
+        self._ours = ""
         return True
 
     def _required(self) -> Recording:

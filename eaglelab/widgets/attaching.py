@@ -268,7 +268,7 @@ class Panel(Shown):
             "arm": there and not busy and not armed,
             "send": there and not busy,
             "collect": armed and not busy,
-            "disarm": there,
+            "disarm": there and (armed or busy),
         }
         for name, can in usable.items():
             self.buttons[name].disabled = not can

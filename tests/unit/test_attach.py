@@ -83,6 +83,20 @@ def test_stop_in_the_middle_of_a_batch_ends_it_and_keeps_nothing(made, tmp_path)
     assert made.state == "closed" and not attachment.armed and not (tmp_path / "out").exists()
 
 
+def test_stop_while_it_arms_leaves_it_disarmed(made, tmp_path):
+    arm = made.answers["/eaglelab/arm"]
+
+    def stopped(request):
+        attachment.disarm()
+        return arm(request)
+
+    made.answers["/eaglelab/arm"] = stopped
+    attachment = attached(made)
+    with pytest.raises(Stopped):
+        attachment.arm(tmp_path / "out", quiet)
+    assert made.state == "closed" and not attachment.armed
+
+
 def test_a_server_that_is_lost_leaves_nothing_armed_here(made, tmp_path):
     made.answers["/generate"] = httpx.ReadError("reset")
     attachment = attached(made)
@@ -90,8 +104,18 @@ def test_a_server_that_is_lost_leaves_nothing_armed_here(made, tmp_path):
     with pytest.raises(AttachError, match="ReadError"):
         attachment.send(as_prompts(made.prompts()))
     assert made.state == "closed" and not attachment.armed
-    made.answers["/eaglelab/disarm"] = httpx.ConnectError("refused")
-    assert attached(made).disarm() is False  # said, not raised
+    lets_go, made.answers["/eaglelab/disarm"] = made.answers["/eaglelab/disarm"], httpx.ConnectError("no")
+    attachment = attached(made)
+    attachment.arm(tmp_path / "out", quiet)
+    assert attachment.disarm() is False and made.state == "armed"  # said, not raised
+    made.answers["/eaglelab/disarm"] = lets_go
+    attachment.server = attached(made).server  # it answers again
+    assert attachment.disarm() is True and made.state == "closed"
+
+
+def test_anothers_recording_is_left_alone(made, tmp_path):
+    made.state = "armed"  # by somebody else
+    assert attached(made).disarm() is True and made.state == "armed"
 
 
 def test_the_lease_is_renewed_and_its_loss_is_said(made, tmp_path, monkeypatch):
