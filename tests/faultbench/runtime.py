@@ -235,7 +235,7 @@ UNSEEN = tuple(
         "softmax-scale": "",
         "half-mlp": "",
         "other-activation": "",
-        "bonus-embedding": CHEAP,
+        "bonus-embedding": "",
         "second-best": "",
         "kv-heads-swapped": "",
         "embedding-shift": "",
