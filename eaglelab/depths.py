@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -168,7 +168,7 @@ def name_depths(
     names = [_name(x, places, np.stack(m), read) for x, m in zip(xs, measured, strict=True)]
     if texts is not None and any(map(_unexplained, names)):
         whole = np.arange(min(n, MAX_ROWS))
-        again = cache(lambda place: read(place, whole))
+        again = lru_cache(8)(lambda place: read(place, whole))  # neighbours are read together
         flags = (
             np.asarray(texts)[whole],
             np.asarray(after_verify if after_verify is not None else texts * 0)[whole],

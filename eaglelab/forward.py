@@ -40,9 +40,10 @@ class TargetRun:
 
 def run_target(path: Path, texts: list[list[int]], largest: int = LARGEST) -> list[TargetRun]:
     """Every depth of each text. BadInput says why the target cannot be run here."""
-    size = sum(f.stat().st_size for f in path.glob("*.safetensors")) if path.is_dir() else 0
-    if not size:
+    whole = any((path / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
+    if not whole:
         raise BadInput(f"{path}: no weights of the target lie here; give --target its own folder")
+    size = sum(f.stat().st_size for f in path.glob("*.safetensors"))
     if size > largest:
         raise BadInput(
             f"{path}: {size / 1e9:.1f} GB of weights are too many to run here; send texts to its server"
