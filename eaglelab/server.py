@@ -328,9 +328,7 @@ def _without_probe(facts: ServerFacts) -> str:
     draft = facts.fields.get("speculative_draft_model_path") or "DRAFTER"
     target = facts.fields.get("model_path") or "TARGET"
     words = shlex.join(["eaglelab", "inspect", str(draft), "--target", str(target)])
-    return (
-        f" Compare trained with served: {words}{engine} --launch {shlex.quote(flags)}"
-    )
+    return f" Compare trained with served: {words}{engine} --launch {shlex.quote(flags)}"
 
 
 def _plain(value: Any) -> bool:
