@@ -104,7 +104,26 @@ class _Search:
             for rid, trace in evidence.capture.requests.items()
         }
         self.many = sample(evidence.capture, MANY)
-        self.few = sample(evidence.capture, FEW)
+        self.few = self.telling()
+
+    def telling(self) -> list[tuple[Text, list[Round]]]:
+        """A few rounds to sort edits by: two thirds of them came out otherwise than the server drafted."""
+        nothing = Edit(None, "", self.wiring)
+        drafter = build(nothing, self.source, self.target, self.device, self.dtype)
+        found = []
+        for text, some in self.many:
+            equal = {r.n: all(r.equal) for r in self.replayed(drafter, nothing, text, some)}
+            wrong = [r for r in some if equal.get(r.n) is False]
+            found.append((len(wrong), text, wrong, [r for r in some if equal.get(r.n)]))
+        found.sort(key=lambda item: -item[0])
+        out, left = [], FEW
+        for _, text, wrong, right in found:
+            each = max(1, min(left, FEW // 2))
+            rounds = [*wrong[: each * 2 // 3 or 1], *right[: each // 3]]
+            if left > 0 and rounds:
+                out.append((text, sorted(rounds, key=lambda r: r.n)))
+                left -= len(rounds)
+        return out
 
     def edits(self) -> Iterable[Edit]:
         yield from of_setting(self.wiring, self.source, self.target, engine=True)
