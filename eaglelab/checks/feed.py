@@ -83,11 +83,36 @@ NAMED = frozenset(slug for slug, _ in SHOWN.values()) | {
 }
 
 
-def depths(evidence: Evidence) -> Finding:
+def depths(evidence: Evidence) -> list[Finding]:
     """Each captured chunk, recognised by its vectors, against the depths that were meant.
 
-    One finding: passed, the named fault, or `feed-depths` where the vectors fit no name.
+    Passed; the fault that the vectors show (two, where altered chunks are of other depths besides); or
+    `feed-depths` where they fit no name.
     """
+    first = _depths(evidence)
+    if (
+        first.verdict != "failed"
+        or evidence.depths is None
+        or not any(c.related for c in evidence.depths.chunks)
+    ):
+        return [first]
+    second = _depths(replace(evidence, depths=_restored(evidence.depths)))
+    return [first, second] if second.verdict == "failed" and second.fault != first.fault else [first]
+
+
+def _restored(names: DepthNames) -> DepthNames:
+    """The chunks as if their relation were undone: each is the stream that it relates to."""
+    sure = ("rotated", "scaled", "reweighted", "normed", "rows moved", "stale rows")
+    chunks = [
+        replace(c, place=c.related.place, match="exact", rivals=(), related=None)
+        if c.related and c.related.kind in sure
+        else c
+        for c in names.chunks
+    ]
+    return replace(names, chunks=tuple(chunks))
+
+
+def _depths(evidence: Evidence) -> Finding:
     if evidence.depths is None:
         return DEPTHS.skipped(evidence.why_not("depths"), "capture with a re-prefill to name them")
     trained = evidence.trained[0]

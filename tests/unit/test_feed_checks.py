@@ -71,7 +71,8 @@ def judged(golden, change, **more):
         rows = change(trace.features, capture.reprefill[rid], trace.prompt_len)
         trace.features = rows.astype(np.float32)
     names = name_capture(capture, layers=8, expected=(2, 4, 5))
-    return feed.depths(replace(golden, capture=capture, depths=names, **more))
+    found = feed.depths(replace(golden, capture=capture, depths=names, **more))
+    return found[0] if len(found) == 1 else found
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,19 @@ def test_what_only_the_vectors_show_has_its_name(golden, slug, change):
 def test_what_has_no_name_keeps_the_general_one(golden, title, change):
     found = judged(golden, change)
     assert (found.verdict, found.fault, found.title) == ("failed", "feed-depths", title)
+
+
+@pytest.mark.parametrize(
+    ("first", "change"),
+    [
+        ("target-quantized-or-rotated", lambda x: x @ ROTATION),
+        ("target-quantized-or-rotated", lambda x: x * 3),
+        ("token-shift", lambda x: np.roll(x, 1, axis=0)),
+    ],
+)
+def test_two_faults_of_the_feed_at_once(golden, first, change):
+    both = judged(golden, lambda *row: each(change)(fed(3, 5, 6)(*row), *row[1:]))
+    assert [f.fault for f in both] == [first, "ids-plus-one"]
 
 
 def test_ranks_that_each_hand_over_a_share(golden):
