@@ -7,6 +7,7 @@ be undone by a flag or a line, the right launch is measured too: what `diagnose`
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,20 @@ def quiet(_: str) -> None:
 def case(name: str, slug: str, rung: int | None, kind: Kind = "fault", **more: Any) -> Case:
     """One case of this module; `more`: fields of Case, the rest for `served`."""
     fields = {k: more.pop(k) for k in ("fast", "sweep", "relaunch", "note") if k in more}
-    return Case(name, kind, served(**more), (slug,) if slug else (), rung, False, f"launch {name}", **fields)
+    inject = served(**more)
+    if kind == "healthy":
+        inject = unpriced(inject)
+    return Case(name, kind, inject, (slug,) if slug else (), rung, False, f"launch {name}", **fields)
+
+
+def unpriced(inject: Callable[[Bench], Injected]) -> Callable[[Bench], Injected]:
+    """There is no other launch to compare a healthy one with."""
+
+    def alike(bench: Bench) -> Injected:
+        found = inject(bench)
+        return replace(found, before=found.after)
+
+    return alike
 
 
 def nested(**values: Any) -> dict[str, Any]:
