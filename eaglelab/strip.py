@@ -97,15 +97,21 @@ def token_strip(prompt: Sequence[Token], steps: Sequence[Step], caption: object)
     return panel(*parts)
 
 
-def chip(token: Token) -> Html:
+def chip(token: Token, titled: bool = True) -> Html:
     """One token. Its `title` gives id, position, what became of it, and what both models thought of it."""
     mark, look = LOOK[token.fate]
     shown = f"#{token.id}" if token.text is None else token.text.replace("\n", "↵").replace("\t", "⇥") or "∅"
     style = (
         f"color:{INK};{look};border-radius:3px;padding:0 3px;margin:1px;display:inline-block;white-space:pre"
     )
-    title = f"id {token.id}, position {token.position}, {token.fate}{_thought(token)}"
-    return element("span", mark + printable(shown), style=f"{style};unicode-bidi:isolate", title=title)
+    text = "" if token.text is None else f"{token.text!r}, "
+    title = f"id {token.id}, {text}position {token.position}, {token.fate}{_thought(token)}"
+    return element(
+        "span",
+        mark + printable(shown),
+        style=f"{style};unicode-bidi:isolate",
+        title=title if titled else None,
+    )
 
 
 def _thought(token: Token) -> str:
@@ -134,11 +140,9 @@ def _row(number: int, step: Step) -> Html:
 
 def _legend() -> Html:
     words: tuple[Fate, ...] = ("accepted", "rejected", "not reached", "bonus")
-    named = [
-        chip(Token(0, 0, fate, fate)).replace(' title="id 0, position 0, ' + fate + '"', "") for fate in words
-    ]
+    named = [chip(Token(0, 0, fate, fate), titled=False) for fate in words]
     tail = "bonus: the token that the target adds to every verify"
-    return element("p", *map(Html, named), f"  {tail}", style="font-size:12px")
+    return element("p", *named, f"  {tail}", style="font-size:12px")
 
 
 def words(evidence: Evidence) -> Callable[[int], str | None]:

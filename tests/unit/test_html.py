@@ -125,7 +125,8 @@ def test_strip_tells_id_position_fate_and_probability():
     token = strip.Token(42, 17, "rejected", " the\n", 0.25)
     seen = read(strip.chip(token))
     assert seen.text == "✗  the↵"
-    assert dict(seen.attributes)["title"] == "id 42, position 17, rejected, drafter's probability 0.250"
+    title = "id 42, ' the\\n', position 17, rejected, drafter's probability 0.250"
+    assert dict(seen.attributes)["title"] == title
     assert read(strip.chip(strip.Token(42, 17, "bonus"))).text == "+ #42"
 
 

@@ -172,7 +172,7 @@ def test_the_page_tells_what_both_models_thought(stepper, book):
     titles = re.findall(r'title="([^"]*)"', stops.page(stepper, book.word))
     drafted = [t for t in titles if "rejected" in t]
     said = r"drafter's probability 0\.\d+, target's probability 0\.\d+, the target chose ' done' #856"
-    title = rf"id \d+, position 57, rejected, {said}, the drafter's number 4"
+    title = rf"id \d+, ' a', position 57, rejected, {said}, the drafter's number 4"
     assert len(drafted) == 1 and re.fullmatch(title, html.unescape(drafted[0]))
     stepper.stop = 0
     assert "every number is the same" in read(stops.page(stepper, book.word)).text
