@@ -25,8 +25,8 @@ FAULTS = (
         ("launch",),
         "give --speculative-draft-model-path",
         4,
-        undetected="a drafter is always named by --drafter, and its path is not compared with the server's: "
-        "the live parameters (check weights-not-loaded) differ in names and shapes",
+        ("check:draft-path-omitted", "check:weights-not-loaded"),
+        "a launch that does not say its --model-path tells nothing of it",
         threads="sglang#36528 sglang#36593",
     ),
     Fault(
@@ -37,7 +37,7 @@ FAULTS = (
         ("launch", "config"),
         "--speculative-draft-attention-backend, with a backend for the drafter's own attention",
         5,
-        ("check:runtime-mismatch", "rung:5"),
+        ("check:draft-attention-backend-inherited", "check:runtime-mismatch", "rung:5"),
         symptom="reported without a number",
         threads="sglang#23490 sglang#23563 vllm-ascend#8678 vllm-ascend#8820",
     ),
@@ -49,7 +49,7 @@ FAULTS = (
         ("launch", "config", "tensors"),
         "--speculative-draft-model-quantization unquant",
         5,
-        ("check:weights-not-loaded", "check:runtime-mismatch"),
+        ("check:draft-quantization-inherited", "check:weights-not-loaded", "check:runtime-mismatch"),
         symptom="0 % accepted for a quantised multi-token-prediction drafter",
         threads="sglang#28196 sglang#22588 llm-compressor#1843",
         source="sglang 0.5.23: modelopt_fp4 is cleared for the MLA drafter only",

@@ -14,7 +14,7 @@ FAULTS = (
         "write ids that mean the trained depths on this architecture (`eaglelab inspect` prints them)",
         3,
         ("check:feed-depths", "check:stored-features-shifted", "check:feed-mismatch"),
-        "where --drafter is the very config that is served, its ids are taken at their word: only stored "
+        "where one file is given as trained and served, its ids are taken at their word: only stored "
         "features (--features) show it then",
         symptom="-0.10 accept length (kimi-k2.5-eagle3-mla)",
         threads="sglang#25454",
@@ -31,7 +31,7 @@ FAULTS = (
         "add 1 to the ids",
         3,
         ("check:feed-depths", "check:stored-features-shifted", "check:feed-mismatch"),
-        "where --drafter is the very config that is served, its ids are taken at their word: only stored "
+        "where one file is given as trained and served, its ids are taken at their word: only stored "
         "features (--features) show it then",
         symptom="first position about 10 % in place of 45 % (MiniMax-M2.5)",
         threads="vllm#43671",
@@ -84,7 +84,7 @@ FAULTS = (
         "write ids as outputs of layers on both sides",
         3,
         ("check:feed-depths", "check:stored-features-shifted", "check:feed-mismatch"),
-        "where --drafter is the very config that is served, its ids are taken at their word: only stored "
+        "where one file is given as trained and served, its ids are taken at their word: only stored "
         "features (--features) show it then",
         threads="BaldEagle#18 EAGLE#213 EAGLE#239 SpecForge#240",
         source="SafeAILab captures before 2, n//2, n-3; SpecForge's file for gpt-oss-120B says [1, 17, 33], "
@@ -99,7 +99,7 @@ FAULTS = (
         "add 1 to the ids; `eaglelab convert` translates them",
         3,
         ("check:feed-depths", "check:feed-mismatch"),
-        "where --drafter is the very config that is served, its ids are taken at their word: only stored "
+        "where one file is given as trained and served, its ids are taken at their word: only stored "
         "features (--features) show it then",
         threads="nm-testing/Qwen3-235B-A22B-EAGLE3-converted-speculators-lmsys",
         inferred="the loss, and that it is one block",

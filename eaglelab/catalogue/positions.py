@@ -2,7 +2,7 @@
 
 from eaglelab.catalogue import Fault
 
-SAME = "placed where the trainer's config is given; where the wrong one is given and served, nothing differs:"
+WEAK = "where a wrong config is both given and served, only a drafter that drafts well tells, by likelihoods"
 
 FAULTS = (
     Fault(
@@ -13,8 +13,8 @@ FAULTS = (
         ("config", "replay"),
         "write rope_theta and rope_parameters",
         5,
-        ("check:runtime-mismatch",),
-        f"{SAME} acceptance falls with the position, and replay with other thetas would tell",
+        ("replay:rope-theta", "check:runtime-mismatch"),
+        WEAK,
         symptom="3.556 against 3.612; 2.387 at 1e6 against 2.497 at 1e4",
         threads="SpecForge#265 SpecForge#742 Automodel#2920 speculators#555 speculators#574 speculators#649 "
         "sfllm#32",
@@ -28,8 +28,8 @@ FAULTS = (
         ("config", "replay"),
         "the same rope on both sides",
         5,
-        ("check:runtime-mismatch",),
-        f"{SAME} acceptance falls with the position, and replay with other scaling would tell",
+        ("replay:rope-scaling", "check:runtime-mismatch"),
+        WEAK,
         symptom="worse with length",
         threads="TorchSpec#54 SpecForge#219 SpecForge#703 Automodel#2399 Automodel#3267 Automodel#2859 "
         "Model-Optimizer#1238",
@@ -42,7 +42,7 @@ FAULTS = (
         ("config",),
         "remove them, or an engine that knows them",
         4,
-        ("diff:rope",),
+        ("diff:rope", "replay:mrope-or-partial-rotary"),
         threads="speculators#598 speculators#733 sglang#19730",
         inferred="no report of plain partial rotary was found",
     ),
@@ -67,7 +67,7 @@ FAULTS = (
         ("config", "launch"),
         "--speculative-draft-window-size",
         4,
-        ("diff:window",),
+        ("diff:window", "replay:sliding-window-ignored"),
         symptom="1.336 -> 1.881 on LongBench once read",
         threads="vllm#47568 vllm#53827 sglang#24664 vllm-ascend#10023 TensorRT-LLM#14200",
         source="sglang 0.5.23 models/kimi_k25_eagle3.py",
@@ -82,7 +82,7 @@ FAULTS = (
         ("replay", "launch"),
         "correct the ids in training; SGLang 0.5.12 or newer",
         2,
-        ("diff:step_offset", "check:exposure-bias"),
+        ("diff:step_offset", "replay:position-offset", "check:exposure-bias"),
         "an offset inside the trainer's code is placed, not named: it shows in no file",
         threads="SpecForge#424 sglang#25015",
         source="SpecForge commit bcb2ec2a",

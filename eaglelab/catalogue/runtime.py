@@ -113,7 +113,7 @@ FAULTS = (
         ("capture", "replay"),
         "clear the rows; compare with graphs off",
         5,
-        ("check:feed-depths", "check:runtime-mismatch", "rung:5"),
+        ("check:feed-depths", "replay:stale-rows", "rung:5"),
         symptom="64.5 -> 35.9 %; 61.4 -> 64.5 % once fixed",
         threads="sglang#33444",
         source="tokenspeed#955, tokenspeed#369, ATOM#1764",

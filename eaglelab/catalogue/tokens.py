@@ -11,7 +11,7 @@ FAULTS = (
         ("replay",),
         "align them",
         5,
-        ("check:feed-depths", "check:stored-features-shifted", "check:runtime-mismatch"),
+        ("check:feed-depths", "check:stored-features-shifted", "replay:token-shift"),
         symptom="about 25 %; 8 to 15 %",
         threads="vllm#14647 vllm#14649 mlc-llm#2266",
     ),
