@@ -30,12 +30,13 @@ FLAGS = f"""
     --speculator-type eagle3 --ttt-steps {STEPS} --draft-attn-impl eager --loss-implementation eager
     --loss-fn kl_div --hidden-states-dtype float32 --total-seq-len 512 --train-data-ratio 0.97
     --num-workers 0 --on-missing raise --optimizer muon --lr 2e-3 --muon-lr 3e-3 --scheduler-type linear
-    --log-freq 20 --no-resume-from-checkpoint --epochs 1
+    --log-freq 20 --no-resume-from-checkpoint
 """.split()
 # Large buffers go back to the system at every step otherwise: half of the time.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 Say = Callable[[str], None]
 # Of the trainer's config (nested as there): what each was trained with.
+EPOCHS = {"theta": 3}  # of the texts; 1 else. A drafter that still remembers its old rope is a weak one
 VARIANTS: dict[str, dict[str, Any]] = {
     "residual-normed": {"norm_before_residual": True},
     "feedback-raw": {"norm_output": False},
@@ -47,11 +48,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def variant(name: str, say: Say = print) -> Path:
     """The folder of one, in the trainer's form; made if it is not there."""
-    out = CACHE / f"{name}-{_key(VARIANTS[name])}"
+    out = CACHE / f"{name}-{_key([VARIANTS[name], _flags(name)])}"
     if not (out / "config.json").exists():
         began = time.monotonic()
-        say(f"training the variant {name} (one epoch of {TEXTS} texts)")
-        _train(out, VARIANTS[name], texts(say))
+        say(f"training the variant {name} ({EPOCHS.get(name, 1)} x {TEXTS} texts)")
+        _train(out, name, texts(say))
         say(f"trained {name} in {time.monotonic() - began:.0f} s: {accuracy(out)}")
     return out
 
@@ -63,9 +64,13 @@ def accuracy(folder: Path) -> str:
     return ", ".join(f"{value:.3f}" for _, value in sorted(found.items()))
 
 
+def _flags(name: str) -> list[str]:
+    return [*FLAGS, "--epochs", str(EPOCHS.get(name, 1))]
+
+
 def _key(what: Any) -> str:
     files = [SPECULATORS / "model.safetensors", TARGET / "model.safetensors"]
-    seen = [what, FLAGS, TEXTS, LENGTH, *(hashlib.sha256(f.read_bytes()).hexdigest() for f in files)]
+    seen = [what, TEXTS, LENGTH, *(hashlib.sha256(f.read_bytes()).hexdigest() for f in files)]
     return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -100,14 +105,14 @@ def texts(say: Say = print) -> Path:
     return out
 
 
-def _train(out: Path, config: dict[str, Any], data: Path) -> None:
+def _train(out: Path, name: str, data: Path) -> None:
     work = out.with_suffix(".partial")
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(SPECULATORS, work / "from")
     values = json.loads((work / "from" / "config.json").read_text())
     values["speculators_config"]["verifier"]["name_or_path"] = str(TARGET)
     values["dtype"] = "float32"  # the trainer multiplies float32 states with the weights as they are
-    merge(values, config)
+    merge(values, VARIANTS[name])
     (work / "from" / "config.json").write_text(json.dumps(values))
     where = {
         "--verifier-name-or-path": TARGET,
@@ -117,12 +122,12 @@ def _train(out: Path, config: dict[str, Any], data: Path) -> None:
         "--log-dir": work / "logs",
     }
     command = [sys.executable, str(Path(__file__).with_name("finetune.py"))]
-    command += [text for flag, path in where.items() for text in (flag, str(path))] + FLAGS
+    command += [text for flag, path in where.items() for text in (flag, str(path))] + _flags(name)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | MALLOC
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the trainer failed:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}")
-    saved = work / "saved" / "0"
+    saved = work / "saved" / str(EPOCHS.get(name, 1) - 1)
     for path in saved.iterdir():
         if path.name not in ("config.json", "model.safetensors", "val_metrics.json"):
             path.unlink()
