@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eaglelab import charts, tables
+from eaglelab.checks.feed import NAMED
 from eaglelab.drift import FAR, Drift
 from eaglelab.errors import BadInput
 from eaglelab.html import Html, panel, verdict_box
 from eaglelab.workbook.book import Workbook
+
+if TYPE_CHECKING:
+    from eaglelab.depths import ChunkName
 
 
 def answer(book: Workbook) -> Html:
     """Width and depths, what failed, outliers, and drift, a line each."""
     if book.capture is None or not book.capture.widths:
         return verdict_box("inconclusive", None, f"Nothing was captured: {book.evidence.why_not('capture')}")
-    faults = ("feed-width", "feed-depths", "features-not-finite")
+    faults = {"feed-width", "feed-depths", "features-not-finite", *NAMED}
     failed = [f.title for f in book.found.failed if f.fault in faults]
     named = book.evidence.depths.chunks if book.evidence.depths else ()
-    what = ", ".join("no recorded depth" if c.match == "none" else str(c.place) for c in named)
+    what = ", ".join(map(_spot, named))
     widths = book.capture.widths
     width = widths.get("prefill_extend", widths.get("decode_extend"))
     meant = book.evidence.trained[0]
@@ -28,6 +32,13 @@ def answer(book: Workbook) -> Html:
     chunks = book.chunk_stats()
     details.append(f"{sum(len(c.outliers) for c in chunks)} outlier dimensions in {len(chunks)} chunks.")
     return verdict_box("failed" if failed else "passed", None, line, [*details, drift_line(drifts(book))])
+
+
+def _spot(chunk: ChunkName) -> str:
+    """What a chunk was recognised as, in a few words."""
+    if chunk.related:
+        return f"{chunk.related.place} ({chunk.related.kind})"
+    return "no recorded depth" if chunk.match == "none" else str(chunk.place)
 
 
 def drift_line(found: list[Drift] | str) -> str:
