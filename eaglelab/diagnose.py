@@ -190,7 +190,7 @@ def conclude(evidence: Evidence, price: static.Price | None = None) -> Diagnosis
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
-    """One finding a fault that failed, also where several mechanisms found it."""
+    """One finding a fault that failed, also where several mechanisms found it, or one of them did not."""
     first: dict[str, Finding] = {}
     out: list[Finding] = []
     for finding in findings:
@@ -205,7 +205,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
         lines = list(dict.fromkeys([*old.evidence, *finding.evidence]))
         new = old.model_copy(update={"evidence": lines, "predicted_accept_length": predicted})
         out[next(i for i, f in enumerate(out) if f is old)] = first[finding.fault] = new
-    return out
+    return [f for f in out if f.verdict != "passed" or f.fault not in first]
 
 
 def _run(
@@ -256,11 +256,13 @@ def _absent(name: str, unit: str, definition: str, reason: str) -> Measurement:
     return Measurement(name=name, value=None, unit=unit, definition=definition, reason=reason)
 
 
-def _order(finding: Finding) -> tuple[int, int, float]:
+def _order(finding: Finding) -> tuple[int, int, bool, float]:
+    """Failed first; by rank; what is read or seen before what a trained setting is only suspected of."""
     outcome = ("failed", "errored", "skipped", "passed").index(finding.verdict)
     rank = next((i for i, some in enumerate(RANKS) if finding.fault in some), len(RANKS))
     rank = len(RANKS) if finding.fault in SYMPTOMS else rank
-    return outcome, rank, -(finding.predicted_accept_length or 0.0)
+    doubted = bool(finding.evidence) and finding.evidence[0].startswith(hypothesised.DOUBTED)
+    return outcome, rank, doubted, -(finding.predicted_accept_length or 0.0)
 
 
 def _measured(evidence: Evidence, found: list[Finding]) -> bool:

@@ -35,8 +35,8 @@ NAMED = frozenset(
         "norm-before-fc-not-applied", "d2t-dropped", "d2t-absolute", "qk-norm-or-bias-dropped",
         "sliding-window-ignored", "token-shift", "position-offset", "random-embedding-exported",
         "trained-embedding-replaced", "tied-head-reduced-vocab", "trained-head-replaced",
-        "prefix-cache-hit", "engine-residual-or-extra-norm", "weights-not-loaded", "stale-rows",
-        "chunk-order", "feed-mismatch",
+        "prefix-cache-hit", "checkpoint-dtype", "engine-residual-or-extra-norm", "weights-not-loaded",
+        "stale-rows", "chunk-order", "feed-mismatch",
     }
 )  # fmt: skip
 KEPT = "kept keys"
@@ -61,6 +61,7 @@ class Edit:
     skipped: tuple[str, ...] = ()
     doubled: tuple[str, ...] = ()
     twist: str = ""
+    dtype: str = ""  # of the arithmetic, where it is another than the setting's
 
     def then(self, other: Edit, base: Wiring) -> Edit:
         """Both edits at once; of the wiring, what each of them changed of `base`."""
@@ -83,6 +84,7 @@ class Edit:
             self.skipped + other.skipped,
             self.doubled + other.doubled,
             self.twist or other.twist,
+            self.dtype or other.dtype,
         )
 
 
@@ -167,6 +169,7 @@ class Kept(Drafting):
 
 def build(edit: Edit, checkpoint: Overlay, target: TargetModel | None, device: str, dtype: Any) -> Drafter:
     """The drafter under an edit. BadInput where the edit does not fit its tensors."""
+    dtype = getattr(torch, edit.dtype) if edit.dtype else dtype
     source = checkpoint.over(edit.tensors) if edit.tensors else checkpoint
     return Twisted(source, edit.wiring, target, device, dtype).edit(edit)
 
@@ -310,6 +313,9 @@ def of_engine(wiring: Wiring, checkpoint: Overlay, target: TargetModel | None) -
     for eps in (1e-6, 1e-5, 1e-12):
         if eps != w.eps:
             yield Edit(None, f"epsilon {eps:g} in place of {w.eps:g} in every norm", replace(w, eps=eps))
+    for dtype in ("bfloat16", "float16"):
+        if w.dtype == "float32":
+            yield Edit("checkpoint-dtype", f"it computes in {dtype} in place of {w.dtype}", w, dtype=dtype)
     yield Edit(None, "branches of a tree see their parent's keys", replace(w, tree_kv="parent"))
 
 

@@ -206,7 +206,7 @@ FAULTS = (
         ("config", "tensors"),
         "cast, and correct the config",
         4,
-        ("diff:dtype", "command:inspect"),
+        ("diff:dtype", "replay:checkpoint-dtype", "command:inspect"),
         symptom="a small loss, or an error while loading",
         threads="speculators#136 speculators#527 EAGLE#259",
         source="SpecForge commit e07da1df",

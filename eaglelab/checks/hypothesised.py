@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # they need torch, which files and flags alone do not
     from eaglelab.hypotheses import Search, Tried
     from eaglelab.training import Gain
 
+DOUBTED = "the drafter drafts better if"  # how the first line of a doubt about the trained setting begins
 MOST = 2  # names of edits that tie and are told
 
 
@@ -67,7 +68,7 @@ def training(evidence: Evidence) -> list[Finding]:
         low, high = gain.drop.interval or (float("nan"), float("nan"))
         after = "" if not out else f", after {' and '.join(f.fault for f in out)}"
         lines = [
-            f"the drafter drafts better if {gain.edit.words}: accept length {gain.drop.lower:.3f} as its "
+            f"{DOUBTED} {gain.edit.words}: accept length {gain.drop.lower:.3f} as its "
             f"config says, {gain.drop.upper:.3f} so{after}; gained {gain.drop.value:.3f}, 95 % interval "
             f"{low:.3f} to {high:.3f}, over all starts",
             *_likelier(gain),

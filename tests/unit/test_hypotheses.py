@@ -92,6 +92,7 @@ class Server:
         ("hidden_norm is left out", "engine-residual-or-extra-norm"),
         ("leaves what draft steps wrote", "engine-residual-or-extra-norm"),
         ("q_proj.weight is zero", "weights-not-loaded"),
+        ("computes in bfloat16", "checkpoint-dtype"),
     ],
 )
 def test_a_server_that_does_otherwise_is_found_out(words, fault):

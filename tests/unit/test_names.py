@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from drafters import SGLANG, SPECULATORS, TARGET, edited
+from typer.testing import CliRunner
 
-from eaglelab import diagnose
+from eaglelab import cli, diagnose
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.checks.static import findings
 from eaglelab.errors import BadInput
 from eaglelab.gather import served_copy, static_evidence
 from eaglelab.launch import Launch
+from eaglelab.params import ReportParams
 
 EAGLE3 = "--speculative-algorithm EAGLE3 --dtype float32"
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -167,3 +169,15 @@ def test_a_finding_of_two_mechanisms_is_one(tmp_path):
     assert [f.fault for f in found.failed].count("norm-output") == 1
     assert found.fault == "norm-output"
     assert json.loads((SGLANG / "config.json").read_text())["norm_output"] is True
+
+
+def test_the_served_folder_is_an_option_a_parameter_and_part_of_the_command(tmp_path):
+    copy = edited(tmp_path / "a copy", SGLANG, config={"norm_output": False})
+    words = ["--drafter", str(SPECULATORS), "--served-drafter", str(copy), "--target", str(TARGET)]
+    said = CliRunner().invoke(cli.app, ["diagnose", *words, "--launch", EAGLE3, "--json"])
+    assert said.exit_code == 1 and json.loads(said.stdout)["fault"] == "norm-output"
+    given = {"drafter": str(SPECULATORS), "served_drafter": str(copy), "capture": str(SGLANG)}
+    params = ReportParams.checked(given)
+    assert f"--served-drafter '{copy}'" in params.command()
+    with pytest.raises(BadInput, match="'served_drafter'.*does not exist"):
+        ReportParams.checked({**given, "served_drafter": str(tmp_path / "gone")})
