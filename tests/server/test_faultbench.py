@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(900)
 def test_the_fast_cases_on_genuine_servers(servers, tmp_path):
     """Every required rate holds. The bench starts servers of its own, so the session's is stopped."""
     servers.stop()

@@ -183,7 +183,7 @@ def test_help_and_an_unknown_case():
     assert unknown.returncode == 2 and "no case is named no-such" in unknown.stdout
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(900)
 def test_the_fast_cases_without_a_server(tmp_path):
     """The part of FAST=1 that needs no server, as `make faultbench` runs it."""
     out = tmp_path / "out put"
