@@ -268,7 +268,7 @@ def open_capture(path: str | Path) -> Capture:
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise BadInput(f"{path}: not found; a capture is a directory with capture.json in it") from error
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: not JSON: {error}") from error

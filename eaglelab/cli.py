@@ -265,12 +265,13 @@ def explain(
 @command(
     "eaglelab report --server http://127.0.0.1:30000 --drafter DRAFTER --features FEATURES --out runs/2",
     "eaglelab report --server http://127.0.0.1:30000 --drafter DRAFTER --baseline runs/1",
-    "eaglelab report --drafter DRAFTER -p capture=runs/1/capture -p max_new_tokens=64",
+    "eaglelab report --drafter DRAFTER --capture runs/1/capture",
 )
 def report(
     drafter: o.Drafter,
     server: o.Url = "",
     served_drafter: o.ServedDrafter = "",
+    capture: o.CaptureDir = "",
     target: o.Target = "",
     features: o.Features = "",
     prompts: o.Prompts = "",
@@ -289,6 +290,7 @@ def report(
     options: dict[str, Any] = {"server": server, "drafter": drafter, "target": target, "features": features}
     options |= {
         "served_drafter": served_drafter,
+        "capture": capture,
         "prompts": prompts,
         "baseline": baseline,
         "dialect": dialect,

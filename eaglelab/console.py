@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from eaglelab.errors import HEALTHY, INTERRUPTED, BadInput, EaglelabError, page
 from eaglelab.progress import Progress
@@ -32,6 +33,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+
+
+class Command(TyperCommand):
+    """A command whose examples are shown as they are typed, never broken into lines."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write_paragraph()
+        for line in (self.epilog or "").split("\n\n"):
+            formatter.write(f"  {line}\n")
 
 
 @dataclass
@@ -62,7 +72,7 @@ def command(*examples: str) -> Callable[[Callable[..., Result | None]], Callable
             if result:
                 raise typer.Exit(result.code)
 
-        return app.command(epilog="\n\n".join(["Examples:", *examples]))(run)
+        return app.command(cls=Command, epilog="\n\n".join(["Examples:", *examples]))(run)
 
     return register
 

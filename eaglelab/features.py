@@ -178,7 +178,8 @@ class StoredFeatures:
         stored = cls(Path(path), None if depths is None else tuple(depths), vocab_size)
         stored.allow_pickle = allow_pickle
         if not stored.path.is_dir():
-            raise BadInput(f"{path}: no such folder; give the folder that the trainer's data was written to")
+            what = "a file" if stored.path.exists() else "no such folder"
+            raise BadInput(f"{path}: {what}; give the folder that the trainer's data was written to")
         for name, find, read in FORMATS:
             if files := find(stored.path):
                 stored.layout = name

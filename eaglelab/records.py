@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 Outcome = Literal["failed", "passed", "skipped", "errored"]
 Verdict = Literal["healthy", "broken", "inconclusive"]
@@ -126,6 +126,9 @@ def read(path: Path) -> list[Record]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             records.append(_ADAPTER.validate_python(json.loads(line)))
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise ValueError(f"{path}, line {number}: not a record: {wrong}") from error
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: not a record: {error}") from error
     return records

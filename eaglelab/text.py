@@ -61,7 +61,11 @@ def inspect(
     if (path / "config.json").exists() or path.name == "config.json":
         return drafter(path.parent if path.is_file() else path, target, launch, engine, dialect, statistics)
     if not path.exists():
-        raise BadInput(f"{path}: there is nothing there")
+        raise BadInput(f"{path}: does not exist")
+    if path.is_file():
+        raise BadInput(f"{path}: a file; give the folder of a drafter, a capture or stored features")
+    if not any(path.iterdir()):
+        raise BadInput(f"{path}: an empty folder")
     return stored(path, statistics, allow_pickle)
 
 

@@ -18,7 +18,8 @@ from eaglelab.records import Finding
 
 DATA = Path(__file__).parents[2] / "data"
 COMMANDS = (
-    "demo", "serve", "capture", "disarm", "inspect", "replay", "diagnose", "convert", "faults", "explain", "report"
+    "demo", "serve", "capture", "disarm", "inspect", "replay", "diagnose", "convert", "faults", "explain",
+    "report",
 )  # fmt: skip
 DEAD = "http://127.0.0.1:1"
 
@@ -50,6 +51,13 @@ def test_each_command_has_help_with_examples(name):
     assert name in run("--help").output
 
 
+def test_an_example_is_one_line_to_copy():
+    example = (
+        'eaglelab diagnose --drafter DRAFTER --target config.json --launch "--speculative-algorithm EAGLE"'
+    )
+    assert f"  {example}\n" in run("diagnose", "--help").output
+
+
 def test_version_and_codes_in_the_help():
     assert run("--version").output == "eaglelab 0.1.0\n"
     assert "Exit codes: 0 healthy; 1 broken or inconclusive; 2 usage" in run("--help").output
@@ -66,7 +74,10 @@ REPORT = ["report", "--drafter", DATA, "--server", DEAD]
         (["demo", "EAGLE"], "unexpected argument 'EAGLE'; SGLang's own flags come after --"),
         (["demo", "--algorithm", "MEDUSA"], "--algorithm MEDUSA: EAGLE3 or EAGLE"),
         (["demo", "--topk", "0"], "--topk"),
-        (["inspect", "/nowhere"], "/nowhere: there is nothing there"),
+        (["inspect", "/nowhere"], "/nowhere: does not exist"),
+        (["inspect", DATA / "prompts.jsonl"], "a file; give the folder of a drafter, a capture or"),
+        (["replay", "--capture", DATA / "prompts.jsonl", "--drafter", DATA], "capture.json: not found"),
+        (["report", "--drafter", DATA, "--capture", "/nowhere"], "'capture': /nowhere does not exist"),
         (
             ["inspect", DATA / "target", "--engine", "vllm==1"],
             "--engine vllm==1: write it as sglang==VERSION",
@@ -105,7 +116,7 @@ def test_json_is_one_object_and_nothing_else():
 def test_an_error_under_json_is_an_object_too():
     done = run("inspect", "/nowhere", "--json")
     assert done.exit_code == 2
-    assert json.loads(done.stdout) == {"error": "/nowhere: there is nothing there", "exit_code": 2}
+    assert json.loads(done.stdout) == {"error": "/nowhere: does not exist", "exit_code": 2}
 
 
 def test_what_is_printed_while_working_stays_off_stdout_under_json(monkeypatch):

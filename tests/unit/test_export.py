@@ -157,3 +157,9 @@ def test_one_report_at_a_time_on_a_server(tmp_path, monkeypatch):
     with turn("http://h:1", 0, quiet):
         assert lock_file("http://h:1").parent == tmp_path / "a b"
     assert said == ["another report works on http://h:1: waiting up to 0.2 s"]
+
+
+def test_a_line_that_is_no_record_names_its_fields_only(tmp_path):
+    (tmp_path / "report.jsonl").write_text('{"type": "finding", "fault": "f", "verdict": "passed"}\n')
+    with pytest.raises(BadInput, match=r"line 1: not a record: finding\.title: Field required$"):
+        export.export(tmp_path, "markdown")
