@@ -17,7 +17,8 @@ def describe(difference: Difference, evidence: Evidence) -> str:
         return f"the drafter is fed {b:,} numbers a token where {a:,} were trained"
     if difference.field == "depths":
         norm = " (after the final norm)" if feed.final_norm else ""
-        return f"depths fed: {_list(b)}{norm}; trained: {_list(a)}"
+        fed = _list(b) if b or not norm else "the last"  # which one it is, a target's config tells
+        return f"depths fed: {fed}{norm}; trained: {_list(a)}"
     if difference.field == "final_norm":
         what = "went through the target's final norm" if b else "did not go through the target's final norm"
         return f"the rows that are fed {what}; in training they {'did' if a else 'did not'}"

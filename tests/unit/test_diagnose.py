@@ -109,3 +109,10 @@ def test_a_record_that_does_not_fit_is_named_by_file_and_line(tmp_path):
     path.write_text('{"type": "measurement", "name": "x", "value": null, "unit": "", "definition": ""}\n')
     with pytest.raises(ValueError, match=r"(?s)report.jsonl, line 1.*no reason"):
         read(path)
+
+
+def test_a_fault_that_one_mechanism_found_did_not_pass_another():
+    found = [
+        Finding(fault=f, verdict=v, title="t") for f, v in (("a", "passed"), ("b", "passed"), ("a", "failed"))
+    ]
+    assert [(f.fault, f.verdict) for f in diagnose._merged(found)] == [("b", "passed"), ("a", "failed")]
