@@ -24,6 +24,9 @@ def answer(book: Workbook) -> Html:
         for name, drop in ladder.drops.items()
     ]
     details += [f"Rung {n} was not measured: {r.reason}" for n, r in ladder.rungs.items() if r.rounds is None]
+    if book.found.fault:
+        whole = f"{book.found.verdict}: {book.found.fault}"
+        details.append(f"The whole diagnosis, by files and flags too: {whole}")
     if ladder.failed:
         return verdict_box("failed", None, f"Lost to {' and '.join(ladder.failed)}.", details)
     unsure = [name for name, drop in ladder.drops.items() if drop.failed is None and drop.share > 0.05]

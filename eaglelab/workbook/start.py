@@ -51,7 +51,8 @@ def answer(book: Workbook) -> Html:
         seen = f"Captured: {len(states)} requests, {states.count('complete')} of them complete."
     fault = f" ({book.found.fault})" if book.found.fault else ""
     whole = f"With everything that could be measured: {book.found.verdict}{fault}."
-    return verdict_box(word, None, f"By files and flags alone, {line}.", [seen, whole])
+    fixes = [f"Fix: {f.fix}" for f in book.found.findings if f.verdict == "failed" and f.fix][:1]
+    return verdict_box(word, None, f"By files and flags alone, {line}.", [seen, whole, *fixes])
 
 
 def facts(book: Workbook) -> Html:
@@ -98,8 +99,7 @@ def where_next(book: Workbook) -> Html:
     """The other notebooks, and what to give them so that they look at the same thing."""
     rows = [(f"{name}.ipynb", asks) for name, asks in NOTEBOOKS.items() if not name.startswith("01")]
     where = "without parameters, each looks at the shipped capture"
-    if book.params.server and book.capture is not None:
-        where = (
-            f'give each capture = "{book.capture.path}" and the same drafter, so that nothing is sent again'
-        )
+    if book.capture is not None and (book.params.server or book.own.get("capture")):
+        given = f'capture = "{book.capture.path}" and drafter = "{book.params.drafter}"'
+        where = f"give each {given}, so that all look at the same, and nothing is sent again"
     return table(("notebook", "its question"), rows, where)

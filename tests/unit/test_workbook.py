@@ -45,7 +45,8 @@ def test_files_and_flags_alone_tell_the_incident():
     found = workbook.open_book(
         {"drafter": GOLDEN["drafter"], "target": str(DATA / "target"), "launch": INCIDENT}
     )
-    assert "✗ broken" in start.answer(found) and "wiring.fc" in start.answer(found)
+    said = start.answer(found)
+    assert "✗ broken" in said and "wiring.fc" in said and "Fix: --speculative-algorithm EAGLE3" in said
     assert "Not shown: no server and no capture" in start.contents(found)
 
 
@@ -74,6 +75,15 @@ def test_again_names_what_was_given_and_nothing_else(book):
     assert "request" not in book.again("x", request="") and "-p launch" not in book.again("x")
     shipped = workbook.open_book({"capture": ""})
     assert ">papermill notebooks/x.ipynb again.ipynb</code>" in shipped.again("x")
+
+
+def test_where_next_names_a_capture_that_was_given():
+    assert "without parameters" in start.where_next(workbook.open_book({"capture": ""}))
+    incident = {"capture": str(DATA.parent / "notebooks/lessons/incident"), "drafter": GOLDEN["drafter"]}
+    found = workbook.open_book(incident)
+    said = html.unescape(start.where_next(found))
+    assert f'capture = "{incident["capture"]}" and drafter = "{incident["drafter"]}"' in said
+    assert "broken: eagle-flag-on-eagle3-drafter" in lost.answer(found)
 
 
 def test_edits_are_flags_or_fields():
