@@ -17,7 +17,7 @@ from eaglelab.capture import to_float32
 from eaglelab.drafter import Drafter
 from eaglelab.drafting import Drafting
 from eaglelab.errors import BadInput
-from eaglelab.traces import is_stored, stored_index  # noqa: F401
+from eaglelab.traces import is_stored
 from eaglelab.wiring import Feed
 
 if TYPE_CHECKING:
