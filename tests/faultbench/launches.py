@@ -181,7 +181,15 @@ FAULTS = (
 TRAINED = (
     case("trained-residual-normed", "norm-before-residual", 4, of="residual-normed"),
     case("trained-qk-norms", "qk-norm-or-bias-dropped", 4, of="qk-norms", note=CHEAP),
-    case("trained-theta-lost", "rope-theta", 4, relaunch=True, of="theta", edit={"rope_theta": 10000.0}),
+    case(
+        "trained-theta-lost",
+        "rope-theta",
+        4,
+        relaunch=True,
+        of="theta",
+        edit={"rope_theta": 10000.0},
+        note="costs nothing: a drafter of so short contexts hardly minds; `served-theta` costs much",
+    ),
     case(
         "trained-feedback-raw", "norm-output", 4, relaunch=True, of="feedback-raw", edit={"norm_output": True}
     ),
@@ -204,9 +212,9 @@ HEALTHY = (
         edit=nested(**{IDS: None}),
         note="the engine's default ids are the trained ones",
     ),
-    case("genuine-chunked-prefill", "", None, "healthy", rest="--chunked-prefill-size 16"),
     case("genuine-three-steps", "", None, "healthy", steps=3),
     case("genuine-theta", "", None, "healthy", of="theta"),
+    case("genuine-feedback-raw", "", None, "healthy", of="feedback-raw"),
     case("genuine-norm-per-chunk", "", None, "healthy", of="norm-per-chunk"),
     Case(
         "genuine-weak",
