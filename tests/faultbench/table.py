@@ -102,6 +102,10 @@ def page(folder: str | Path) -> object:
     """The same page for a notebook, from the records of a run."""
     from IPython.display import Markdown
 
+    if not (Path(folder) / "records.jsonl").exists():
+        return Markdown(
+            "No run of the fault bench is here yet: `make faultbench` (or `make faultbench FAST=1`) first."
+        )
     outcomes, measured, _ = read(Path(folder))
     whole = any(m.name == "faultbench.faults" for m in measured)
     return Markdown(markdown(outcomes, required(outcomes, whole)))

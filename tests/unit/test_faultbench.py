@@ -208,3 +208,9 @@ def test_kimi_files_are_diagnosed_without_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith("'weights-not-sane'] False\n"), done.stdout + done.stderr
     assert (tmp_path / "model" / "model.safetensors").stat().st_blocks * 512 < 1 << 20
+
+
+def test_the_page_without_a_run_says_what_makes_one(tmp_path):
+    from faultbench.table import page
+
+    assert "make faultbench" in page(tmp_path).data
