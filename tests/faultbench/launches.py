@@ -212,7 +212,6 @@ HEALTHY = (
         edit=nested(**{IDS: None}),
         note="the engine's default ids are the trained ones",
     ),
-    case("genuine-three-steps", "", None, "healthy", steps=3),
     case("genuine-theta", "", None, "healthy", of="theta"),
     case("genuine-feedback-raw", "", None, "healthy", of="feedback-raw"),
     case("genuine-norm-per-chunk", "", None, "healthy", of="norm-per-chunk"),
