@@ -4,7 +4,7 @@ SHELL = /bin/sh
 BIN = .venv/bin
 export PYTHON
 
-.PHONY: help setup report test test-unit lint data docs bench compat clean lab-environment test-environment server-environment
+.PHONY: help setup report test test-unit lint data docs bench faultbench inspectbench compat clean lab-environment test-environment server-environment
 
 help: ## (default) this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
