@@ -326,7 +326,7 @@ def history(runs: o.RunsFolder, out: o.PageFile = Path("history.html"), as_json:
 
     found = module.read(runs)
     page.write(out, module.page(found, runs))
-    text = f"{len(found.runs)} runs; {len(found.left_out)} folders left out\n{out}"
+    text = f"runs: {len(found.runs)}; folders left out: {len(found.left_out)}\n{out}"
     return Result({"page": str(out), "runs": module.rows(found), "left_out": found.left_out}, text)
 
 

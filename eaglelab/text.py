@@ -286,7 +286,10 @@ def diagnosis(found: Diagnosis) -> Both:
         for m in found.measurements
         if m.name.startswith("accept_length")
     ]
-    return said, "\n".join([findings(found.findings), rows(lengths, ""), verdict(found.verdict, found.fault)])
+    last = verdict(found.verdict, found.fault)
+    if found.verdict == "inconclusive" and found.capture is None:
+        last = f"files and flags agree; no server was looked at (--server or --capture)\n{last}"
+    return said, "\n".join([findings(found.findings), rows(lengths, ""), last])
 
 
 def verdict(word: str, fault: str | None) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from eaglelab import report, tables, text
-from eaglelab.errors import AttachError
+from eaglelab.errors import AttachError, BadInput
 from eaglelab.html import Html, panel, table, verdict_box
+from eaglelab.launch import EAGLES
 from eaglelab.workbook.book import NOTEBOOKS, Workbook
 
 
 def demo(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """For notebook 01: its names; where `demo` is set, with the address of a server that is started here.
+    """For notebook 01: its names; where `demo` is set, with the address of a server started here.
 
     It is genuine SGLang with the tiny models, and ends with the kernel.
     """
@@ -23,7 +24,10 @@ def demo(namespace: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("demo"):
         from eaglelab.serve import data_dir, start_server
 
-        data, up = data_dir(), _demo.enter_context(start_server())
+        algorithm = str(given["demo"]).upper()
+        if algorithm not in EAGLES:
+            raise BadInput(f'demo = {given["demo"]!r}: "EAGLE3", or "EAGLE" for the founding incident')
+        data, up = data_dir(), _demo.enter_context(start_server(algorithm))
         paths = {"drafter": data / "drafter-sglang", "target": data / "target", "features": data / "features"}
         given |= {"server": up.url, "capture": "", **{name: str(path) for name, path in paths.items()}}
     return given
