@@ -184,6 +184,7 @@ def diagnose(
     features: o.Features = "",
     prompts: o.Prompts = "",
     launch: o.LaunchFlags = "",
+    engine: o.Engine = "",
     dialect: o.Dialect = "",
     allow_pickle: o.AllowPickle = False,
     all_ranks: o.AllRanks = False,
@@ -204,6 +205,7 @@ def diagnose(
         "capture": capture,
         "target": target,
         "launch": launch,
+        "engine": engine,
         "dialect": dialect,
         "all_ranks": all_ranks,
     }

@@ -111,6 +111,7 @@ def run(
     target: str | Path | None = None,
     features: str | Path | None = None,
     launch: str = "",
+    engine: str = "",
     dialect: str = "",
     prompts: str | Path | None = None,
     out: str | Path | None = None,
@@ -125,9 +126,9 @@ def run(
 
     drafter: as its trainer saved it. served_drafter: the folder that the server loads; empty: the launch's
     own path where it is readable here, else `drafter` as our own conversion writes it. server: an
-    eaglelab.server.Server or its address (the key then comes from EAGLELAB_API_KEY). launch: SGLang flags to
-    believe instead of what the server says. out: folder that receives `capture/`. Raises BadInput (its
-    `faults` name what is known of the reason) and AttachError.
+    eaglelab.server.Server or its address (the key then comes from EAGLELAB_API_KEY). launch, engine: SGLang
+    flags and "sglang==VERSION" to believe instead of what the server says. out: folder that receives
+    `capture/`. Raises BadInput (its `faults` name what is known of the reason) and AttachError.
     """
     say = progress or quiet
     checkpoint = open_checkpoint(drafter, dialect or None)
@@ -150,7 +151,7 @@ def run(
     if model is not None:
         checkpoint.check_target(model.facts)
     say("comparing what was trained with what is served")
-    how = launch_of(launch, recorded, model)
+    how = launch_of(launch, recorded, model, engine)
     copy = served_copy(served_drafter, checkpoint.path, how)
     evidence = static_evidence(checkpoint, how, model, copy)
     if recorded is not None:

@@ -11,7 +11,7 @@ from eaglelab.checkpoint import Checkpoint, TargetModel, open_checkpoint, open_t
 from eaglelab.diff import diff, diff_tensors
 from eaglelab.errors import BadInput
 from eaglelab.evidence import Evidence
-from eaglelab.launch import Launch
+from eaglelab.launch import Launch, engine_version
 from eaglelab.loader import loading
 from eaglelab.progress import Progress
 from eaglelab.records import Measurement
@@ -136,17 +136,19 @@ def target_of(path: str | Path | None, capture: Capture | None) -> TargetModel |
     return open_target(there) if there and (Path(there) / "config.json").exists() else None
 
 
-def launch_of(flags: str, capture: Capture | None, target: TargetModel | None) -> Launch:
-    """What the server says of its launch, with `flags` believed instead where they are given."""
+def launch_of(flags: str, capture: Capture | None, target: TargetModel | None, engine: str = "") -> Launch:
+    """What the server says of its launch; `flags` and `engine` are believed instead where they are given."""
     facts = target.facts if target else capture.launch.target if capture else None
     if capture is not None:
         launch = capture.launch.with_flags(flags) if flags else capture.launch
+        launch = launch.edit(version=engine_version(engine)) if engine else launch
         return launch.with_target(facts)
     if not flags:
         raise BadInput(
             'nothing says how the drafter is served: give --server URL, --capture DIR or --launch "FLAGS"'
         )
-    return Launch.parse(flags, target=facts)
+    said = {"version": engine_version(engine)} if engine else {}
+    return Launch.parse(flags, target=facts, **said)
 
 
 def dynamic_evidence(

@@ -29,6 +29,14 @@ class Target:
     dtype: str = "bfloat16"
 
 
+def engine_version(text: str) -> str:
+    """The version in "sglang==VERSION". BadInput on anything else."""
+    name, _, version = text.partition("==")
+    if name != "sglang" or not version:
+        raise BadInput(f"--engine {text}: write it as sglang==VERSION; other engines are not known")
+    return version
+
+
 # What a server's facts may carry into `flags`: settings that change how a drafter is fed or run, and nothing
 # else.
 SERVER_FIELDS = (

@@ -34,7 +34,10 @@ Target = Annotated[str, _value("PATH", "The target's folder, or its config.json.
 Features = Annotated[str, _value("PATH", "What the trainer stored; adds rungs 1 and 2.")]
 Prompts = Annotated[str, _value("FILE", "JSON lines of messages, prompt or input_ids (default: data/'s).")]
 LaunchFlags = Annotated[str, _value('"SGLANG FLAGS"', "Flags of a launch.")]
-Engine = Annotated[str, _value("NAME==VERSION", "The engine to think of.")]
+Engine = Annotated[
+    str,
+    _value("NAME==VERSION", "The engine to think of (default: what the server says, else sglang==0.5.23)."),
+]
 CaptureDir = Annotated[str, _value("DIR", "A capture recorded earlier.")]
 NewFolder = Annotated[str, _value("DIR", "A new folder.")]
 Out = Annotated[str, _value("DIR", "Folder for this run (default: runs/ and the time).")]

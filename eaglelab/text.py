@@ -73,11 +73,9 @@ def drafter(path: Path, target: str, launch: str, engine: str, dialect: str, sta
     """Dialect, layer ids both ways, what the engine takes and drops, trained beside served."""
     from eaglelab.checkpoint import open_checkpoint, open_target
     from eaglelab.describe import describe
-    from eaglelab.launch import Launch
+    from eaglelab.launch import Launch, engine_version
 
-    name, _, version = engine.partition("==")
-    if name != "sglang" or not version:
-        raise BadInput(f"--engine {engine}: write it as sglang==VERSION; other engines are not known")
+    version = engine_version(engine)
     checkpoint, model = open_checkpoint(path, dialect or None), open_target(target) if target else None
     facts = model.facts if model else None
     asked: Launch | None = Launch.parse(launch, target=facts, version=version) if launch else None
