@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from eaglelab.evidence import Evidence
     from eaglelab.launch import Launch
 
-DEFINITION = (
-    "mean tokens committed per verify, bonus included, that this server's own generations would have "
-    f"had after the edit; simulated on recorded features of the target; {paired.WAY}"
-)
-
 
 @dataclass
 class Prediction:

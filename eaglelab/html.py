@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 # Okabe-Ito, with tints pale enough for dark text. Colour never stands alone: a mark and a word go with it.
-INK, MUTED, RULE, PAPER = "#1a1a1a", "#555555", "#d0d0d0", "#ffffff"
+INK, RULE, PAPER = "#1a1a1a", "#d0d0d0", "#ffffff"
 BLUE, ORANGE, VERMILLION, GREY = "#0072B2", "#E69F00", "#D55E00", "#767676"
 TINT = {BLUE: "#e3f0f8", ORANGE: "#fdf3dc", VERMILLION: "#fbe9df", GREY: "#f1f1f1"}
 LOOK = {  # outcome or verdict -> (mark, colour)
