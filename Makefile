@@ -19,7 +19,7 @@ test: ## ruff, mypy and all tests, those on the genuine server included (under 2
 	@$(MAKE) --no-print-directory -j 2 test-environment server-environment
 	@$(MAKE) --no-print-directory lint
 	@requirements/browser.sh
-	CI=true $(BIN)/python -m pytest tests
+	CI=true OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests
 
 test-unit: test-environment ## the quick tests only (seconds)
 	$(BIN)/python -m pytest tests/unit
