@@ -50,9 +50,6 @@ class ReportParams(BaseModel):
     launch: str = Field(
         "", description="SGLang flags to believe instead of what the server says of its launch"
     )
-    engine: str = Field(
-        "", description="the engine and release to believe; empty: what the server says, else 0.5.23"
-    )
     dialect: str = Field("", description="the tool that wrote the drafter, where its files cannot tell")
     baseline: str = Field("", description="folder of an earlier report to compare with")
     out: str = Field("", description="folder for this run's files; empty: runs/ and the time")

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from eaglelab import plots, report, strip
 from eaglelab.errors import AttachError
@@ -42,6 +42,10 @@ NOTEBOOKS = {
 
 class BookParams(ReportParams):
     """A report's parameters; files and flags alone (no server, no capture) are enough too."""
+
+    engine: str = Field(
+        "", description="the engine and release to believe; empty: what the server says, else 0.5.23"
+    )
 
     @model_validator(mode="after")
     def _enough(self) -> BookParams:
