@@ -123,18 +123,17 @@ def _read(path: Path, stamp: int) -> dict[str, Any]:
     """What the file holds; tensors of a plain file are mapped, not read. `stamp`: its time of change."""
     import torch
 
-    how: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
     try:
         if path.suffix == ".gz":
             with gzip.open(path, "rb") as packed:
                 data = packed.read(LARGEST + 1)
             if len(data) > LARGEST:
                 raise BadInput(f"{path}: grows to more than {LARGEST >> 30} GiB")
-            held = torch.load(io.BytesIO(data), **how)
+            held = torch.load(io.BytesIO(data), "cpu", weights_only=True)
         else:
             with open(path, "rb") as file:
                 mapped = file.read(4) == b"PK\x03\x04"  # a zip, as torch.save has written since 1.6
-            held = torch.load(path, mmap=mapped, **how)
+            held = torch.load(path, "cpu", weights_only=True, mmap=mapped)
     except BadInput:
         raise
     except Exception as error:  # unpickling raises whatever a damaged file makes of it
