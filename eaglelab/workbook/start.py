@@ -27,6 +27,9 @@ def demo(namespace: Mapping[str, Any]) -> dict[str, Any]:
         algorithm = str(given["demo"]).upper()
         if algorithm not in EAGLES:
             raise BadInput(f'demo = {given["demo"]!r}: "EAGLE3", or "EAGLE" for the founding incident')
+        import torch
+
+        torch.set_num_threads(1)  # the server needs the other cores: see `demo` in cli
         data, up = data_dir(), _demo.enter_context(start_server(algorithm))
         paths = {"drafter": data / "drafter-sglang", "target": data / "target", "features": data / "features"}
         given |= {"server": up.url, "capture": "", **{name: str(path) for name, path in paths.items()}}
