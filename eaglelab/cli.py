@@ -51,8 +51,8 @@ def demo(
     options: dict[str, Any] = {name: str(path) for name, path in paths.items() if path.exists()}
     options |= {"max_requests": max_requests, "baseline": baseline, "out": out}
     _refuse_early(out, baseline)
-    # The server keeps a core or more of this machine busy: two threads of the report that wait for one another
-    # on what is left take ten times as long, and the tiny models gain nothing by a second one.
+    # The server keeps a core or more of this machine busy: two threads of the report, waiting for one another
+    # on what is left, take ten times as long, and the tiny models gain nothing by a second one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     again = ["eaglelab", "demo", "--algorithm", algorithm, "--topk", str(topk), "--tp", str(tp)]
     if flags and not any(SECRET.search(flag) for flag in flags):
