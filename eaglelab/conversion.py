@@ -59,8 +59,7 @@ class Conversion:
             )
         self._head()
         self._map()
-        if self.to != "speculators":
-            depths = self._ascending(depths)
+        depths = self._ascending(depths)
         if self.to == "sglang":
             ids = self._ids(depths, facts)
             self._leave_out_what_sglang_ignores()
@@ -166,7 +165,7 @@ class Conversion:
             self.warnings.append("t2d and d2t disagree; engines follow d2t")
 
     def _ascending(self, depths: tuple[int, ...]) -> tuple[int, ...]:
-        """Engines hand over depths ascending: put the chunks that `fc` reads in that order too."""
+        """Rows come by ascending depth in all three forms: put the chunks of `fc` in that order too."""
         engine = "SGLang" if self.to == "sglang" else "vLLM"
         order = sorted(range(len(depths)), key=lambda i: depths[i])
         if len(set(depths)) != len(depths):

@@ -42,6 +42,11 @@ def view(checkpoint: Checkpoint, to: str = "sglang", target: TargetModel | None 
     """The checkpoint as conversion would make it, nothing written; itself if that engine loads it so."""
     if to in (checkpoint.dialect, *checkpoint.spelling.engines):
         return checkpoint
+    return convert_view(checkpoint, to, target)
+
+
+def convert_view(checkpoint: Checkpoint, to: str, target: TargetModel | None = None) -> Checkpoint:
+    """The same, converted in any case."""
     decided = plan(checkpoint, to, target)
     return assemble(checkpoint.path, decided.config, decided.tensors, to)
 

@@ -65,13 +65,21 @@ class Dialect:
         return name if self.known.fullmatch(name) else None
 
 
-def same(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
-    """Id k: transformers' hidden_states[k], k layers done. speculators, vLLM."""
-    return ids
+def collected(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+    """Id k: transformers' hidden_states[k], k layers done. Rows come in the order of the layers all the same.
+
+    vllm 0.21.0 models/interfaces.py and speculators 0.3.0 custom_worker.py append a state where the layer is
+    among the ids; so a list [5, 2, 4] trains on depths 2, 4, 5.
+    """
+    return tuple(sorted(ids))
 
 
 def outputs(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
-    """Id i: the output of layer i, counted from 0, which is depth i + 1. Every trainer that hooks layers."""
+    """Id i: the output of layer i, counted from 0, which is depth i + 1. Every trainer that hooks layers.
+
+    In the order of the ids, as SpecForge's transformers backend has it (specforge
+    modeling/target/eagle3_target_model.py); its SGLang backend collects ascending.
+    """
     return tuple(i + 1 for i in ids)
 
 
@@ -107,12 +115,14 @@ LLAMA_NAMES = (
     (r"^draft_id_to_target_id$", "d2t"),
 )
 DIALECTS = (
-    Dialect("speculators", ("Eagle3DraftModel",), read_speculators, same, unsigned=always, position_start=1),
+    Dialect(
+        "speculators", ("Eagle3DraftModel",), read_speculators, collected, unsigned=always, position_start=1
+    ),
     Dialect(
         "speculators-0.1",
         ("Eagle3Speculator",),
         read_old_speculators,
-        same,
+        collected,
         unsigned=always,
         position_start=1,
     ),
@@ -133,7 +143,7 @@ DIALECTS = (
         "safeailab",
         ("LlamaForCausalLM",),
         read_llama,
-        same,  # eagle/model/modeling_llama_kv.py keeps what goes into layers 2, n // 2, n - 3
+        collected,  # eagle/model/modeling_llama_kv.py keeps what goes into layers 2, n // 2, n - 3
         lambda config, names: {"fc.weight", "midlayer.hidden_norm.weight"} <= names,
         LLAMA_NAMES,
     ),
@@ -141,7 +151,7 @@ DIALECTS = (
         "vllm",
         ("Eagle3LlamaForCausalLM",),
         read_untied,
-        same,
+        collected,
         renames=LLAMA_NAMES,
         unsigned=always,
         engines=("vllm",),

@@ -5,10 +5,11 @@
     vLLM's connector     FOLDER/<request>.safetensors               the same two tensors, any file name
     four that pickle     see `pickled`; read only where that is allowed
 
-Sources: speculators 0.9.0 train/data.py; vLLM's ExampleHiddenStatesConnector as speculators and
-Model-Optimizer read it. The dataset is read if pyarrow is there. The last of the k + 1 layers is the
-verifier's state (`StoredFeatures.last_is`: before its final norm or after it, as the format has it); the
-others are the chunks that the drafter is fed, in feed order. The files do not say which depths these are: the
+Sources: speculators 0.9.0 train/data.py; vllm 0.21.0
+kv_connector/v1/example_hidden_states_connector.py, which stores the layers that were asked for and no other,
+ascending. The dataset is read if pyarrow is there. The last of the k + 1 layers is the verifier's state
+(`StoredFeatures.last_is`: before its final norm or after it, as the format has it); the others are the chunks
+that the drafter is fed, in feed order. The files do not say which depths these are: the
 drafter's config does. Opening reads headers only, of pickled files those of the first few hundred.
 """
 
@@ -203,7 +204,8 @@ class StoredFeatures:
         if self.depths is not None and self.chunks != len(self.depths):
             raise BadInput(
                 f"{first.path}: hidden_states holds {self.chunks + 1} layers; a drafter trained on depths "
-                f"{list(self.depths)} needs {len(self.depths) + 1} (the last is the verifier's)"
+                f"{list(self.depths)} needs {len(self.depths) + 1} (the last is the verifier's: give vLLM "
+                "its number of layers as one more of eagle_aux_hidden_state_layer_ids)"
             )
         if hidden_size is not None and self.hidden_size != hidden_size:
             raise BadInput(
@@ -330,7 +332,7 @@ def _find_connector(folder: Path) -> list[Path]:
 
 
 def _read_connector(stored: StoredFeatures, files: list[Path]) -> None:
-    stored.last_is = "unknown"  # the state after any layers that were asked for; usually the last is the last
+    stored.last_is = "unknown"  # a residual stream, of the deepest layer that was asked for
     stored.no_loss_mask = "vLLM's connector stores no loss mask"
     for i, path in enumerate(files):
         try:

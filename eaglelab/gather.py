@@ -58,13 +58,19 @@ def static_evidence(
 
 
 def _converted(checkpoint: Checkpoint, target: TargetModel | None, needed: bool) -> Checkpoint:
-    """The drafter as our own conversion would serve it; as given where that cannot be and is not needed."""
-    from eaglelab.convert import view
+    """The drafter as our own conversion would serve it; as given where that cannot be and is not needed.
+
+    A file that SGLang loads as it is stays so, though its chunks may come in another order than SGLang's; a
+    copy of it is compared with what puts them right.
+    """
+    from eaglelab.convert import convert_view, view
 
     if checkpoint.dialect == "sglang":
         return checkpoint
     try:
-        return view(checkpoint, "sglang", target)
+        depths = checkpoint.depths_in(target.facts if target else None)
+        make = view if needed or depths == tuple(sorted(depths)) else convert_view
+        return make(checkpoint, "sglang", target)
     except BadInput:
         if needed:
             raise

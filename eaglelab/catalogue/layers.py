@@ -133,12 +133,14 @@ FAULTS = (
         "chunk-order",
         0,
         "the chunks of a row come in another order than the columns of fc were trained in",
-        "engines hand over depths ascending, each once; a trainer concatenates in the order of its ids, and "
-        "a conversion that sorts the ids must move the columns of fc alike",
+        "engines hand over depths ascending, each once, and so does vLLM to speculators; SpecForge's "
+        "transformers backend concatenates in the order of its ids (its SGLang backend ascending: then "
+        "nothing is wrong), and a conversion that sorts the ids must move the columns of fc alike",
         ("config", "tensors", "replay"),
         "convert again: `eaglelab convert` moves the columns",
         4,
         ("diff:depths", "check:feed-depths", "check:stored-features-shifted", "replay:chunk-order"),
-        source="sglang 0.5.23 models/llama.py collects states in the order of the layers; run here",
+        source="sglang 0.5.23 models/llama.py and vllm 0.21.0 models/llama.py collect in the order of the "
+        "layers; specforge modeling/target/eagle3_target_model.py; run here",
     ),
 )

@@ -118,15 +118,20 @@ def test_a_target_that_is_not_known_is_said(tmp_path):
     )
 
 
-def test_unsorted_depths_move_the_columns_of_fc(tmp_path):
-    folder = edited(tmp_path / "d", SPECULATORS, config={"eagle_aux_hidden_state_layer_ids": [5, 2, 4]})
-    done = convert(folder, tmp_path / "s", "sglang")
+LISTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 1, 3]}, "eaglelab_dialect": "specforge"}
+
+
+@pytest.mark.parametrize("to", ["sglang", "vllm", "speculators"])
+def test_unsorted_depths_move_the_columns_of_fc(tmp_path, to):
+    """SpecForge concatenates in the order of its ids; in every other form rows ascend."""
+    folder = edited(tmp_path / "d", SGLANG, config=LISTED)
+    done = convert(folder, tmp_path / "s", to, TARGET)
     before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "s" / "model.safetensors")
     a, b, c = before["fc.weight"].split(128, dim=1)
     assert torch.equal(after["fc.weight"], torch.cat([b, c, a], dim=1))
     a, b, c = before["input_norm.weight"].split(128)
     assert torch.equal(after["input_norm.weight"], torch.cat([b, c, a]))
-    assert done.ids[1:] == ((1, 3, 4), (2, 4, 5)) and "reordered from [5, 2, 4]" in done.warnings[0]
+    assert done.ids[2] == (2, 4, 5) and "reordered from [5, 2, 4]" in done.warnings[0]
     rows = torch.randn(7, 384, dtype=torch.float32)  # the same function of the same three hidden states
     low, mid, high = rows.split(128, dim=1)
     served_rows, trained_rows = torch.cat([low, mid, high], 1), torch.cat([high, low, mid], 1)
@@ -135,15 +140,24 @@ def test_unsorted_depths_move_the_columns_of_fc(tmp_path):
     )
 
 
+@pytest.mark.parametrize("to", ["sglang", "vllm"])
+def test_unsorted_ids_of_speculators_move_nothing(tmp_path, to):
+    """Its rows come from vLLM, which collects in the order of the layers, whatever that of the ids."""
+    folder = edited(tmp_path / "d", SPECULATORS, config={"eagle_aux_hidden_state_layer_ids": [5, 2, 4]})
+    done = convert(folder, tmp_path / "s", to, TARGET)
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "s" / "model.safetensors")
+    assert torch.equal(after["fc.weight"], before["fc.weight"])
+    assert done.ids[2] == (2, 4, 5) and not any("reordered" in w for w in done.warnings)
+
+
 def test_norms_per_chunk_move_too(tmp_path):
     norms = {f"fc_norm.{i}.weight": torch.full((128,), float(i), dtype=torch.bfloat16) for i in range(3)}
-    config = {"eagle_aux_hidden_state_layer_ids": [5, 2, 4], "norm_before_fc": False, "fc_norm": True}
-    folder = edited(tmp_path / "d", SPECULATORS, config=config, drop=["input_norm"], add=norms)
-    convert(folder, tmp_path / "s", "sglang")
+    config = LISTED | {"fc_norm": True}
+    folder = edited(tmp_path / "d", SGLANG, config=config, drop=["input_norm"], add=norms)
+    convert(folder, tmp_path / "s", "sglang", TARGET)
     after = load_file(tmp_path / "s" / "model.safetensors")
     assert [after[f"fc_norm.{i}.weight"][0].item() for i in range(3)] == [1.0, 2.0, 0.0]
     assert config_of(tmp_path / "s")["fc_norm"] is True
-    assert config_of(tmp_path / "s")["eagle_config"]["norm_before_fc"] is False
 
 
 @pytest.mark.parametrize(

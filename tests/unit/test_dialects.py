@@ -244,7 +244,6 @@ def test_what_vllm_reads(tmp_path):
             "q_norm.weight: vLLM's Llama drafter has no",
         ),
         ({}, {"layers.0.self_attn.q_proj.bias": torch.ones(128)}, "attention_bias: vLLM makes q, k, v and o"),
-        ({"eagle_aux_hidden_state_layer_ids": [5, 2, 4]}, {}, "vLLM hands over depths ascending"),
     ],
 )
 def test_what_vllm_cannot_express_is_warned_of(tmp_path, config, tensors, says):

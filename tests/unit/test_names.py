@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from eaglelab import cli, diagnose
 from eaglelab.checkpoint import open_checkpoint, open_target
 from eaglelab.checks.static import findings
+from eaglelab.convert import convert
 from eaglelab.errors import BadInput
 from eaglelab.gather import served_copy, static_evidence
 from eaglelab.launch import Launch
@@ -123,11 +124,20 @@ def test_what_the_drafter_inherits(flags, fault):
 
 
 def test_a_chunk_order_that_the_columns_follow_is_no_difference(tmp_path):
-    """Trained on depths 5, 2, 4 in this order: our conversion sorts them, and the columns of fc with them."""
-    turned = edited(tmp_path / "trained", SPECULATORS, config={IDS: [5, 2, 4]})
-    assert names_of(None, turned) == []
+    """Trained on depths 5, 2, 4 in this order: a conversion must move the columns of fc with the ids."""
+    listed = {"eagle_config": {IDS: [4, 1, 3]}, "eaglelab_dialect": "specforge"}
+    turned = edited(tmp_path / "trained", SGLANG, config=listed)
+    right = tmp_path / "right"
+    convert(turned, right, "sglang", TARGET)
+    assert names_of(right, turned) == []
+    assert names_of(None, turned) == ["chunk-order"]  # SGLang loads the trainer's own file as it is
     kept = edited(tmp_path / "served", SGLANG)  # fc as the trainer wrote it, ids sorted all the same
     assert names_of(kept, turned) == ["chunk-order"]
+
+
+def test_ids_that_speculators_lists_in_another_order_are_no_difference(tmp_path):
+    """vLLM, which stores its rows, collects in the order of the layers, as SGLang does."""
+    assert names_of(None, edited(tmp_path / "trained", SPECULATORS, config={IDS: [5, 2, 4]})) == []
 
 
 def test_later_norms_that_the_served_file_renames_are_no_difference(tmp_path):
