@@ -172,9 +172,9 @@ def predictions(rows: Sequence[tuple[str, float | None, tuple[float, float] | No
             words = textwrap.shorten(f"not predicted: {reason}", 80, placeholder=" …")
             axes.text(1, y, words, va="center", color="#555555", style="italic", fontsize=9.5)
             continue
-        low, high = interval or (value, value)
-        colour = INK if y == 0 else BLUE
-        axes.plot((low, high), (y, y), color=colour, linewidth=2, marker="|", markersize=13)
+        high, colour = interval[1] if interval else value, INK if y == 0 else BLUE
+        if interval:
+            axes.plot(interval, (y, y), color=colour, linewidth=2, marker="|", markersize=13)
         axes.plot(value, y, "s" if y == 0 else "o", color=colour, markersize=8)
         axes.text(high + 0.03 * right, y, f"{value:.2f}", va="center", color=INK, weight="bold")
     if now is not None:
@@ -184,7 +184,8 @@ def predictions(rows: Sequence[tuple[str, float | None, tuple[float, float] | No
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0.93, right * 1.15 + 0.1)
     axes.set_xlabel(LENGTH)
-    _title(axes, "Now and after each edit, with 95 % intervals")
+    sure = "whiskers: 95 % intervals" if any(row[2] for row in rows) else "too few texts for 95 % intervals"
+    _title(axes, f"Now and after each edit; {sure}")
     axes.grid(axis="x", color=RULE, linewidth=0.6)
     return figure
 

@@ -299,9 +299,7 @@ def _pricer(evidence: Evidence, device: str, say: Progress) -> static.Price | No
 
     def price(*some: static.Culprit) -> tuple[float | None, str]:
         say(f"pricing the fix: {' and '.join(one.slug for one in some)}")
-        flags = " ".join(one.flags for one in some if one.flags)
-        config = {name: value for one in some for name, value in one.config.items()}
-        found = undo(evidence, flags, config, [d for one in some for d in one.undone], device)
+        found = undo(evidence, *static.undoing(*some), device)
         if found.accept_length is None:
             return None, f"what this fix would bring cannot be predicted: {found.reason}"
         between = found.interval and f"95 % interval {found.interval[0]:.2f} to {found.interval[1]:.2f}"

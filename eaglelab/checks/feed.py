@@ -18,6 +18,7 @@ from eaglelab.records import Finding
 
 if TYPE_CHECKING:
     from eaglelab.depths import DepthNames
+    from eaglelab.simulate import Rounds
     from eaglelab.wiring import Feed
 
 SITES = {
@@ -133,20 +134,28 @@ def _depths(evidence: Evidence) -> Finding:
         check = Check(slug, DEPTHS.good, known.title, known.fix, known.rung)
         lines.append("config and launch do not say so: only the vectors show it")
         lines += [alike] if alike else []
-    length, words = refed(evidence)
-    found = check.failed(*lines, *([words] if words else []))
-    return found.model_copy(update={"predicted_accept_length": length})
+    rounds = refed(evidence)
+    if rounds is None:
+        return check.failed(*lines)
+    from eaglelab import paired
+
+    between = paired.interval(rounds)
+    interval = f" (95 % interval {between[0]:.2f} to {between[1]:.2f})" if between else ""
+    found = check.failed(
+        *lines,
+        f"fed as config and launch say, this server would commit {rounds.accept_length:.2f} tokens "
+        f"a verify{interval}: simulated on its own texts, re-prefilled",
+    )
+    return found.model_copy(update={"predicted_accept_length": rounds.accept_length})
 
 
-def refed(evidence: Evidence) -> tuple[float | None, str]:
-    """-> (accept length that the server would have, fed as config and launch say; in words). (None, "") where
-    that cannot be simulated."""
+def refed(evidence: Evidence) -> Rounds | None:
+    """What the server would commit, fed as config and launch say; None where that cannot be simulated."""
     capture, target = evidence.capture, evidence.target
     if capture is None or target is None or evidence.served is None:
-        return None, ""
+        return None
     import torch
 
-    from eaglelab import paired
     from eaglelab.drafter import Drafter
     from eaglelab.errors import BadInput
     from eaglelab.simulate import Rounds, Speculation, simulate, texts
@@ -158,15 +167,8 @@ def refed(evidence: Evidence) -> tuple[float | None, str]:
         speculation = Speculation.of(evidence.launch)
         rounds = Rounds.join([simulate(drafter, text, speculation) for text in used], speculation.steps)
     except BadInput:
-        return None, ""
-    if not len(rounds.lengths):
-        return None, ""
-    between = paired.interval(rounds)
-    interval = f" (95 % interval {between[0]:.2f} to {between[1]:.2f})" if between else ""
-    return rounds.accept_length, (
-        f"fed as config and launch say, this server would commit {rounds.accept_length:.2f} tokens "
-        f"a verify{interval}: simulated on its own texts, re-prefilled"
-    )
+        return None
+    return rounds if len(rounds.lengths) else None
 
 
 def _is(names: DepthNames, feed: Feed) -> bool:

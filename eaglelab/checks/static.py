@@ -9,7 +9,7 @@ from typing import Any
 from eaglelab.checks import Check, launches
 from eaglelab.checks.causes import CAUSES, Cause, Implicated, implicated
 from eaglelab.checks.differences import describe
-from eaglelab.checks.names import fix, named, title
+from eaglelab.checks.names import Named, fix, named, title
 from eaglelab.diff import Difference
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
@@ -69,18 +69,7 @@ def findings(evidence: Evidence, price: Price | None = None) -> list[Finding]:
     found = launches.findings(evidence)
     if evidence.served is None:
         return [*found, *refused(evidence)]
-    guilty = implicated(evidence)
-    remaining = tuple(d for d in evidence.differences if not d.inert)
-    if guilty:
-        elsewhere = {d.field for item in guilty[1:] for d in item.explains}
-        remaining = tuple(d for d in guilty[0].remaining if d.field not in elsewhere)
-    groups = named(evidence, remaining)
-    culprits = [_known(cause, item) for item in guilty for cause in item.causes]
-    culprits += [
-        Culprit(g.slug, title(g.slug), fix(g.slug, g.differences[0]), g.differences, undone=g.differences)
-        for g in groups
-        if g.slug
-    ]
+    guilty, groups, culprits = _named_causes(evidence)
     found += [_cause(one, culprits, evidence, price) for one in culprits]
     refusals = [finding for item in guilty for finding in _then_refused(item)]
     slugs = {one.slug for one in culprits}
@@ -91,6 +80,35 @@ def findings(evidence: Evidence, price: Price | None = None) -> list[Finding]:
     left = [d for g in groups if g.slug is None for d in g.differences]
     explained = [d for one in culprits for d in one.explains]
     return found + refusals + _left_over(evidence, left, explained)
+
+
+def culprits(evidence: Evidence) -> list[Culprit]:
+    """Every cause with a name of a difference between training and serving."""
+    return _named_causes(evidence)[2] if evidence.served else []
+
+
+def undoing(*some: Culprit) -> tuple[str, dict[str, Any], list[Difference]]:
+    """Flags, config fields and differences that undo these causes together: for `counterfactual.undo`."""
+    flags = " ".join(one.flags for one in some if one.flags)
+    config = {name: value for one in some for name, value in one.config.items()}
+    return flags, config, [d for one in some for d in one.undone]
+
+
+def _named_causes(evidence: Evidence) -> tuple[list[Implicated], list[Named], list[Culprit]]:
+    """-> causes of launch and config, the differences left to them by name, and both as culprits."""
+    guilty = implicated(evidence)
+    remaining = tuple(d for d in evidence.differences if not d.inert)
+    if guilty:
+        elsewhere = {d.field for item in guilty[1:] for d in item.explains}
+        remaining = tuple(d for d in guilty[0].remaining if d.field not in elsewhere)
+    groups = named(evidence, remaining)
+    found = [_known(cause, item) for item in guilty for cause in item.causes]
+    found += [
+        Culprit(g.slug, title(g.slug), fix(g.slug, g.differences[0]), g.differences, undone=g.differences)
+        for g in groups
+        if g.slug
+    ]
+    return guilty, groups, found
 
 
 def refused(evidence: Evidence) -> list[Finding]:

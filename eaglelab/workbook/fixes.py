@@ -1,19 +1,28 @@
-"""06: which fix pays? Edits of launch or config, each simulated on the texts of this capture."""
+"""06: which fix pays? What diagnose prices, and edits asked for, simulated on the texts of this capture."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eaglelab import charts, paired
+from eaglelab.counterfactual import Prediction, undo
 from eaglelab.errors import BadInput
 from eaglelab.html import Html, code, table, verdict_box
 from eaglelab.simulate import Rounds
 from eaglelab.workbook.book import Workbook
 
 if TYPE_CHECKING:
-    from eaglelab.counterfactual import Prediction
+    from eaglelab.diff import Difference
+
+
+CAUSE, WHAT_IF = "cause found", "what if"
+FEW = (
+    f"No 95 % interval: this capture holds under {paired.FEWEST} stretches of {paired.STRETCH} generated "
+    "tokens. Capture more prompts, or longer answers."
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +30,7 @@ class Fix:
     """One edit and what it would give; `gain`: against now, along the same texts (upper: after the edit)."""
 
     name: str
-    origin: str  # "cause found" or "what if"
+    origin: str  # CAUSE or WHAT_IF
     found: Prediction
     gain: paired.Drop | None
 
@@ -62,30 +71,54 @@ def now(book: Workbook) -> Rounds | None:
 
 
 def fixes(book: Workbook, edits: str = "") -> list[Fix]:
-    """The causes that were found, then the edits asked for."""
-    from eaglelab.checks.causes import implicated
-
+    """What diagnose prices, then the edits asked for."""
     key = f"fixes {edits}"
     if key not in book.kept:
-        asked = [("what if", flags, config) for flags, config in parse_edits(edits)]
-        found = implicated(book.evidence) if book.evidence.served else []
-        causes = [("cause found", item.flags, item.config) for item in found]
-        book.kept[key] = [_fix(book, *edit) for edit in causes + asked]
+        asked = [
+            _fix(book, flags or _fields(config), WHAT_IF, _undo(book, flags, config))
+            for flags, config in parse_edits(edits)
+        ]
+        book.kept[key] = [*_causes(book), *asked]
     return book.kept[key]
 
 
-def _fix(book: Workbook, origin: str, flags: str, config: dict[str, Any]) -> Fix:
-    from eaglelab.counterfactual import Prediction, counterfactual
+def _causes(book: Workbook) -> list[Fix]:
+    """Each cause that files and flags show, all of them together, then what only the server shows."""
+    from eaglelab.checks import feed, static
 
-    e, name = book.evidence, flags or f"config.json: {json.dumps(config)}"
-    if flags and config:
-        name = f"{flags}, config.json: {json.dumps(config)}"
+    e, known = book.evidence, static.culprits(book.evidence)
+    sets = [(one,) for one in known[: static.PRICED]] + ([tuple(known)] if len(known) > 1 else [])
+    out = []
+    for some in sets:
+        flags, config, undone = static.undoing(*some)
+        changed = [flags, _fields(config), *(f"{d.part}.{d.field} as trained" for d in undone)]
+        name = f"all {len(some)} causes" if len(some) > 1 else some[0].slug
+        name += f": {', '.join(filter(None, changed))}"
+        out.append(_fix(book, name, CAUSE, _undo(book, flags, config, undone)))
+    slugs = {one.slug for one in known}
+    for f in book.found.failed:
+        if f.fault in slugs or f.predicted_accept_length is None or f.rung in (1, 2):
+            continue  # rungs 1 and 2: priced on the stored texts, which are not the server's
+        rounds = feed.refed(e) if f.rung in (3, 4) else e.ladder and e.ladder.rungs["4"].rounds
+        found = Prediction(f.fault, e.launch, rounds=rounds or None, source="as config and launch say")
+        out.append(_fix(book, f"{f.fault}: {f.fix or f.title}", CAUSE, found))
+    return out
+
+
+def _undo(
+    book: Workbook, flags: str, config: dict[str, Any], undone: Sequence[Difference] = ()
+) -> Prediction:
     try:
-        if book.capture is None or e.target is None:
-            raise BadInput(e.why_not("capture" if book.capture is None else "ladder"))
-        found = counterfactual(book.capture, e.checkpoint, e.target, flags, config, e.launch)
-    except BadInput as error:  # flags that SGLang would refuse, too
-        found = Prediction(name, e.launch, reason=str(error))
+        return undo(book.evidence, flags, config, undone)
+    except BadInput as error:  # no capture; or flags that SGLang would refuse
+        return Prediction(flags, book.evidence.launch, reason=str(error))
+
+
+def _fields(config: dict[str, Any]) -> str:
+    return f"config.json: {json.dumps(config)}" if config else ""
+
+
+def _fix(book: Workbook, name: str, origin: str, found: Prediction) -> Fix:
     before = now(book)
     gain = paired.compare(found.rounds, before, by_start=False) if found.rounds and before else None
     return Fix(name, origin, found, gain)
@@ -103,8 +136,8 @@ def answer(book: Workbook, edits: str = "") -> Html:
         )
         return verdict_box("inconclusive", None, f"What the server does now was not measured: {why}")
     line = f"accept length now {before.accept_length:.2f}"
-    causes = sum(f.origin == "cause found" for f in found)
-    details: list[object] = [f"{causes} causes found, {len(found) - causes} edits asked for."]
+    causes = sum(f.origin == CAUSE for f in found)
+    details: list[object] = [f"Priced: {causes} by causes found, {len(found) - causes} edits asked for."]
     best = max(priced, key=lambda f: f.found.accept_length or 0, default=None)
     if best is None or (best.found.accept_length or 0) <= before.accept_length:
         return verdict_box(
@@ -113,9 +146,9 @@ def answer(book: Workbook, edits: str = "") -> Html:
     line = f"{line}, {best.found.accept_length:.2f} after the best edit:"
     details.insert(0, Html(code(best.name)))
     if best.pays is None:
-        details.append("Too few stretches of text for an interval of the gain: capture more prompts.")
+        details.append(FEW)
         return verdict_box("inconclusive", None, line[:1].upper() + line[1:], details)
-    word = "failed" if best.origin == "cause found" else "passed"
+    word = "failed" if best.origin == CAUSE else "passed"
     low, high = best.gain.interval if best.gain and best.gain.interval else (0.0, 0.0)
     beyond = "beyond noise" if best.pays else "within noise"
     details.append(
@@ -160,19 +193,20 @@ def fixes_table(book: Workbook, edits: str = "") -> Html:
         "verdict",
         "features, or why not",
     )
-    words = (
-        "simulated on this capture's own texts; accept length is not speed: more steps cost more time a round"
-    )
-    return table(head, rows, f"{len(rows)} edits; {words}")
+    words = "simulated on this capture's own texts; against now: along the same texts"
+    few = "" if any(f.found.interval for f in fixes(book, edits)) else f". {FEW}"
+    return table(head, rows, f"{len(rows)} edits; {words}{few}")
 
 
 def causes(book: Workbook) -> Html:
-    """Every cause that is known, and whether it is the case here."""
+    """Every cause of launch or config, whether or not it is the case here; and all else that was priced."""
     from eaglelab.checks.causes import CAUSES
     from eaglelab.tables import findings_table
 
     slugs = {cause.slug for cause in CAUSES}
-    return findings_table(f for f in book.found.findings if f.fault in slugs)
+    return findings_table(
+        f for f in book.found.findings if f.fault in slugs or f.predicted_accept_length is not None
+    )
 
 
 def _between(found: tuple[float, float] | None) -> str | None:

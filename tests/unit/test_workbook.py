@@ -1,6 +1,7 @@
 """What the numbered notebooks call: parameters, edits, pairs, and servers that cannot be captured."""
 
 import html
+import json
 import shlex
 import shutil
 from dataclasses import replace
@@ -98,6 +99,21 @@ def test_an_edit_is_priced_on_the_texts_of_the_capture(book):
     assert worse.gain.value == pytest.approx(1.016 - 130 / 41, abs=0.01) and worse.origin == "what if"
     assert refused.found.accept_length is None and refused.found.reason
     assert "None of these: accept length now 3.17" in fixes.answer(book, INCIDENT)
+
+
+def test_all_that_diagnose_prices_is_priced_and_why_there_is_no_interval(tmp_path):
+    served = shutil.copytree(GOLDEN["drafter"], tmp_path / "served")
+    config = json.loads((served / "config.json").read_text())
+    (served / "config.json").write_text(json.dumps(config | {"rope_theta": 1e6}))
+    given = {"target": str(DATA / "target"), "served_drafter": str(served), "launch": INCIDENT}
+    found = workbook.open_book(GOLDEN | given)
+    told = {f.fault: f.predicted_accept_length for f in found.found.failed if f.predicted_accept_length}
+    priced = {
+        f.name.split(":")[0]: f.found.accept_length for f in fixes.fixes(found) if f.origin == "cause found"
+    }
+    assert priced.pop("all 2 causes") == pytest.approx(130 / 41)  # as captured: nothing is left to undo
+    assert priced == told and {"rope-theta", "eagle-flag-on-eagle3-drafter"} <= set(told)
+    assert "No 95 % interval: this capture holds under 8 stretches" in fixes.fixes_table(found)
 
 
 def test_rounds_as_served_and_as_trained(book):
