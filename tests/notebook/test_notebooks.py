@@ -2,19 +2,16 @@
 
 import ast
 import re
-from pathlib import Path
 
 import nbformat
-import papermill
 import pytest
 from papermill import inspect_notebook
-from papermill.engines import Engine, papermill_engines
+from reading_notebooks import NOTEBOOKS, NUMBERED, run, shown
 
 from eaglelab.params import ReportParams
 from eaglelab.workbook import NOTEBOOKS as QUESTIONS
 from eaglelab.workbook import BookParams
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 EVERY = sorted(NOTEBOOKS.glob("*.ipynb"))
 
 
@@ -63,53 +60,10 @@ def test_verdict_comes_first_and_the_summary_last():
     assert calls == [f"report.{name}()" for name in [*order.split(), "provenance", "finish"]]
 
 
-NUMBERED = [path for path in EVERY if path.stem[0].isdigit()]
-
-
-class InProcess(Engine):
-    """A papermill engine without kernels: cells run here, in a fresh namespace, their displays kept.
-
-    Seven kernels would load torch seven times. That a kernel does the same, the report's tests see.
-    """
-
-    @classmethod
-    def execute_managed_notebook(cls, manager, kernel_name, **kwargs):
-        from IPython.core.interactiveshell import InteractiveShell
-        from IPython.utils.capture import capture_output
-
-        shell = InteractiveShell.instance()
-        shell.reset(new_session=True)
-        for index, cell in enumerate(manager.nb.cells):
-            if cell.cell_type != "code":
-                continue
-            manager.cell_start(cell, index)
-            with capture_output() as shown:
-                result = shell.run_cell(cell.source)
-            result.raise_error()
-            data, _ = shell.display_formatter.format(result.result)
-            cell.outputs = [nbformat.v4.new_output("execute_result", data)]
-            cell.outputs += [nbformat.v4.new_output("stream", name="stderr", text=shown.stderr)]
-            cell.execution_count = index
-            manager.cell_complete(cell, index)
-
-
-@pytest.fixture(scope="module")
-def in_process():
-    papermill_engines.register("in_process", InProcess)
-    return "in_process"
-
-
-def shown(notebook):
-    """One text a code cell: its HTML, or "picture"; the parameters' cells left out."""
-    cells = [c for c in notebook.cells if c.cell_type == "code" and not c.metadata.get("tags")]
-    data = [c.outputs[0]["data"] for c in cells]
-    return ["picture" if "image/png" in d else d.get("text/html", "nothing") for d in data]
-
-
 @pytest.mark.notebook
 @pytest.mark.parametrize("path", NUMBERED, ids=lambda p: p.stem)
-def test_numbered_notebook_runs_on_the_shipped_capture(path, in_process, tmp_path):
-    out = papermill.execute_notebook(path, tmp_path / "out.ipynb", engine_name=in_process, progress_bar=False)
+def test_numbered_notebook_runs_on_the_shipped_capture(path, tmp_path):
+    out = run(path, tmp_path / "out.ipynb")
     pieces = shown(out)
     assert re.search(r"[✓✗?] (healthy|passed)", pieces[0])  # the answer is the first thing shown
     assert "nothing" not in pieces and "Not shown" not in "".join(pieces)
@@ -118,15 +72,12 @@ def test_numbered_notebook_runs_on_the_shipped_capture(path, in_process, tmp_pat
 
 
 @pytest.mark.notebook
-def test_the_incident_is_told_by_every_answer(in_process, tmp_path):
+def test_the_incident_is_told_by_every_answer(tmp_path):
     """The shipped capture, its server believed to be launched as the incident's was."""
     given = {"launch": "--speculative-algorithm EAGLE"}
     answers = {}
     for path in NUMBERED[:6]:
-        target = tmp_path / path.name
-        answers[path.stem[:2]] = shown(
-            papermill.execute_notebook(path, target, given, engine_name=in_process, progress_bar=False)
-        )
+        answers[path.stem[:2]] = shown(run(path, tmp_path / path.name, **given))
     assert "✗ broken" in answers["01"][0] and "wiring.fc" in answers["01"][0]
     assert "✗ failed" in answers["03"][0] and "≠ counts" in "".join(answers["03"])
     assert "? inconclusive" in answers["04"][0] and "fc bypassed takes 128" in answers["04"][0]
