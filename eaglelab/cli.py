@@ -284,6 +284,8 @@ def report(
     dialect: o.Dialect = "",
     allow_pickle: o.AllowPickle = False,
     all_ranks: o.AllRanks = False,
+    max_requests: o.MaxRequests = 0,
+    max_new_tokens: o.NewTokens = 128,
     out: o.Out = "",
     assign: o.Assign = None,
     timeout: o.Timeout = 3600,
@@ -301,6 +303,8 @@ def report(
         "dialect": dialect,
         "allow_pickle": allow_pickle,
         "all_ranks": all_ranks,
+        "max_requests": max_requests,
+        "max_new_tokens": max_new_tokens,
         "out": out,
     }
     return _report(options, assign or (), timeout, key(api_key_file), wait)
@@ -361,9 +365,10 @@ def _report(
 ) -> Result:
     from eaglelab import report as module
     from eaglelab import text
-    from eaglelab.params import from_options
+    from eaglelab.params import ReportParams, from_options
 
-    params = from_options({k: v for k, v in options.items() if v not in ("", 0)}, assign)
+    fields = ReportParams.model_fields
+    params = from_options({k: v for k, v in options.items() if v != fields[k].default}, assign)
     outcome = module.run(params, timeout=timeout, wait=wait, api_key=secret, progress=bar())
     if not outcome.complete:
         complain(f"{outcome.message}\nwhat there is lies in {outcome.folder}", outcome.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -34,7 +35,10 @@ FLAGS: dict[str, tuple[str, dict[str, str]]] = {
     "tp_size": ("--tp-size", {"--tp-size": "--tp", "--tensor-parallel-size": "--tensor"}),
     "dtype": ("--dtype", {"--dtype": "--dt"}),
 }
+# A flag this like one of the above, and not it, is a slip of the pen; SGLang's own are less alike.
+SLIP = 0.92
 NUMBERS = {"steps", "topk", "draft_tokens", "draft_window", "tp_size"}
+SPELLINGS = [full for _, spellings in FLAGS.values() for full in spellings]
 SECRET = re.compile(r"api-?key|password|secret|credential|(auth|access|hf)-token", re.I)
 
 
@@ -61,6 +65,8 @@ def read_flags(command_line: str | Sequence[str]) -> tuple[dict[str, Any], tuple
     before = " ".join(words[:start])
     if "vllm" in before or "trtllm" in before:
         raise BadInput(f"{before!r}: only launches of SGLang are understood; give its flags")
+    if words and start == len(words):
+        raise BadInput(f"the launch {before!r} has no flag in it; flags begin with --")
     known: dict[str, Any] = {}
     others: list[tuple[str, str]] = []
     position = start
@@ -77,6 +83,8 @@ def read_flags(command_line: str | Sequence[str]) -> tuple[dict[str, Any], tuple
             value, position = shlex.join(words[position:end]), end
         if name := _field_of(flag):
             known[name] = _convert(flag, name, value if has_value else "".join(shlex.split(value)[:1]))
+        elif close := difflib.get_close_matches(flag.replace("_", "-"), SPELLINGS, n=1, cutoff=SLIP):
+            raise BadInput(f"the launch command has {flag}, which SGLang stops on (did you mean {close[0]}?)")
         elif not SECRET.search(flag):
             others.append((flag, shlex.quote(value) if has_value and value else value))
     return known, tuple(others)

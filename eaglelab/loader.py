@@ -65,9 +65,8 @@ def as_launched(checkpoint: Checkpoint, launch: Launch) -> Checkpoint:
     if launch.engine != "sglang":
         raise BadInput(f"engine {launch.engine!r}: only sglang is modelled")
     if launch.algorithm not in EAGLES:
-        raise BadInput(
-            f"--speculative-algorithm {launch.algorithm}: no EAGLE drafter is served by this launch"
-        )
+        said = launch.algorithm or "is left out"
+        raise BadInput(f"--speculative-algorithm {said}: no EAGLE drafter is served by this launch")
     if "sglang" not in checkpoint.spelling.engines:
         raise BadInput(
             f"{where}: SGLang {launch.version} has no model class for "

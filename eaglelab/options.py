@@ -44,7 +44,7 @@ Out = Annotated[str, _value("DIR", "Folder for this run (default: runs/ and the 
 Baseline = Annotated[str, _value("DIR", "An earlier report to compare with.")]
 MaxRequests = Annotated[int, _value("N", "Send only the first N prompts; 0: all of them.", min=0)]
 NewTokens = Annotated[int, _value("N", "Tokens to generate for each prompt.", min=1)]
-Timeout = Annotated[float, _value("S", "Seconds until the whole run is stopped.")]
+Timeout = Annotated[float, _value("S", "Seconds until the whole run is stopped.", min=1)]
 KeyFile = Annotated[OptionalPath, _value("FILE", "Holds the server's API key (default: EAGLELAB_API_KEY).")]
 Assign = Annotated[Texts, _value("NAME=VALUE", "Any parameter of the report's notebook.", "-p")]
 Dialect = Annotated[str, _value("NAME", "The tool that wrote the drafter, where its files cannot tell.")]

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -79,16 +78,9 @@ class ReportParams(BaseModel):
     @field_validator("server")
     @classmethod
     def _server(cls, url: str) -> str:
-        if not url:
-            return url
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is not an address like http://HOST:PORT")
-        if parts.username or parts.password or parts.query:
-            raise ValueError(
-                "no user, password or query belongs in the address; the key comes by EAGLELAB_API_KEY"
-            )
-        return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+        from eaglelab.server import address
+
+        return address(url) if url else url
 
     @field_validator(*FOLDERS_AND_FILES)
     @classmethod
@@ -97,7 +89,8 @@ class ReportParams(BaseModel):
             return text
         path = Path(text).expanduser().absolute()
         if not path.exists():
-            raise ValueError(f"{path} does not exist")
+            hub = " (a name on a hub? Download it, and give the folder)" if text.count("/") == 1 else ""
+            raise ValueError(f"{path} does not exist{hub}")
         return str(path)
 
     @field_validator("out")
@@ -145,6 +138,8 @@ class ReportParams(BaseModel):
             "prompts",
             "baseline",
             "dialect",
+            "max_requests",
+            "max_new_tokens",
         )
         words = ["eaglelab", "report"]
         for name, value in self.given().items():

@@ -79,7 +79,9 @@ def run_folder(params: ReportParams) -> Path:
 
 def preflight(params: ReportParams, key: str | None) -> None:
     """Everything that can be refused in a second is refused before a kernel starts."""
+    from eaglelab.capture import open_capture
     from eaglelab.checkpoint import open_checkpoint, open_target
+    from eaglelab.features import StoredFeatures
     from eaglelab.prompts import load_prompts
     from eaglelab.server import Server
 
@@ -90,6 +92,10 @@ def preflight(params: ReportParams, key: str | None) -> None:
         drafter.check_target(open_target(params.target).facts)
     if params.prompts:
         load_prompts(params.prompts)
+    if params.features:
+        StoredFeatures.open(params.features, strict=False, allow_pickle=params.allow_pickle)
+    if params.capture:
+        open_capture(params.capture)
     if params.server:
         with Server(params.server, key) as server:
             server.probe_status(server.require_speculation())

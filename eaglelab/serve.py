@@ -146,6 +146,8 @@ def start_server(
     (it died or did not come up; with its log).
     """
     say = progress or _to_stderr
+    if port and _taken(port):
+        raise BadInput(f"port {port} is taken: stop what listens there, or name another (0: a free one)")
     port = port or free_port()
     flags = server_command(algorithm, topk, steps, draft_tokens, tp, port, target, drafter, extra_flags)
     python = python or server_python()
@@ -178,6 +180,12 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _taken(port: int) -> bool:
+    """Whether something listens there already: it would be taken for our server, which then dies unseen."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _model_folder(path: pathlib.Path, what: str) -> str:

@@ -65,18 +65,28 @@ class ServerFacts:
         return has_plugins(self.version)
 
 
+def address(text: str) -> str:
+    """The address of a server as it is spoken to; http:// may be left out. BadInput on what is none."""
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        fits = parts.scheme in ("http", "https") and parts.hostname and not parts.netloc.isdigit()
+        fits = fits and parts.port != 0  # a port that is no number, or too high, raises
+    except ValueError:
+        fits = False
+    if not fits:
+        raise BadInput(f"{text!r} is not an address like http://HOST:PORT")
+    if parts.username or parts.password or parts.query:
+        raise BadInput("no user, password or query belongs in the address; the key comes by EAGLELAB_API_KEY")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
 class Server:
     """A running SGLang server at `url`. Every failure is an AttachError that says what to do."""
 
     def __init__(
         self, url: str, key: str | None = None, timeout: float = 30.0, transport: Any = None
     ) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadInput(f"{url!r}: a server's address is http://HOST:PORT or https://HOST:PORT")
-        if parts.username or parts.password:
-            raise BadInput("the address holds a user or password; give the key by EAGLELAB_API_KEY or a file")
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        self.url = address(url)
         self._client = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -308,14 +318,17 @@ class Server:
 
     def _unreachable(self, path: str, error: httpx.HTTPError) -> AttachError:
         if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
-            why = type(error).__name__
+            parts = urlsplit(self.url)
+            why = type(error).__name__ + ("" if parts.port else "; no port was given: SGLang's own is 30000")
             return AttachError(f"{self.url}: nothing answers there ({why}). Is it up, and the port right?")
         if isinstance(error, httpx.TimeoutException):
             return AttachError(f"{self.url}{path}: no answer in time; the server is up but busy or stuck.")
         return AttachError(f"{self.url}{path}: {type(error).__name__}: {error}. Is this an HTTP server?")
 
     def _not_sglang(self, why: str) -> AttachError:
-        return AttachError(f"{self.url} does not look like an SGLang server: {why}.")
+        path = urlsplit(self.url).path
+        hint = f" Try the address without {path}." if path else ""
+        return AttachError(f"{self.url} does not look like an SGLang server: {why}.{hint}")
 
 
 def _without_probe(facts: ServerFacts) -> str:

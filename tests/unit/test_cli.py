@@ -63,6 +63,7 @@ def test_version_and_codes_in_the_help():
     assert "Exit codes: 0 healthy; 1 broken or inconclusive; 2 usage" in run("--help").output
 
 
+DRAFTER, GOLDEN = DATA / "drafter-sglang", DATA / "golden-capture"
 REPORT = ["report", "--drafter", DATA, "--server", DEAD]
 
 
@@ -82,6 +83,10 @@ REPORT = ["report", "--drafter", DATA, "--server", DEAD]
             ["inspect", DATA / "target", "--engine", "vllm==1"],
             "--engine vllm==1: write it as sglang==VERSION",
         ),
+        (["disarm", "--server", "http://h:x"], "'http://h:x' is not an address like http://HOST:PORT"),
+        (["report", "--drafter", DRAFTER, "--capture", DATA], "a capture is a directory with capture.json"),
+        (["report", "--drafter", DRAFTER, "--capture", GOLDEN, "--features", DATA], "no stored features"),
+        ([*REPORT, "--timeout", "0"], "--timeout"),
         ([*REPORT, "-p", "repeat=2"], "parameter 'repeat': there is none"),
         ([*REPORT, "-p", "api_key=s"], "a key is never a parameter"),
         ([*REPORT, "--baseline", DATA], "report.jsonl is not there"),

@@ -97,6 +97,17 @@ def test_what_sglang_makes_of_the_numbers(text, target, expected):
 
 
 @pytest.mark.parametrize(
+    "flag",  # SGLang's own that look most like those read here
+    [
+        "--speculative-dflash-draft-window-size", "--speculative-draft-model-revision", "--pp-size",
+        "--speculative-draft-model-quantization", "--expert-parallel-size", "--dp-size", "--ep-size",
+    ],
+)  # fmt: skip
+def test_a_flag_that_only_looks_alike_is_no_slip(flag):
+    assert Launch.parse(f"{flag} 2").flag(flag) == "2"
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("--speculative-algorithm EAGLE3 --speculative-eagle-topk 4", "without --speculative-num-steps"),
@@ -120,6 +131,9 @@ def test_what_sglang_makes_of_the_numbers(text, target, expected):
         ("--speculative-draft-window-size 0", "must be positive"),
         ("--model-path 'open", "cannot be read as a shell line"),
         ("vllm serve --model m", "only launches of SGLang"),
+        ("--speculative-algoritm EAGLE", "(did you mean --speculative-algorithm?)"),
+        ("--speculative_num_steps 3", "(did you mean --speculative-num-steps?)"),
+        ("speculative-algorithm EAGLE", "has no flag in it"),
     ],
 )
 def test_what_sglang_refuses(text, says):

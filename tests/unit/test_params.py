@@ -27,6 +27,10 @@ def test_paths_become_absolute_and_addresses_plain(given, tmp_path, monkeypatch)
         ({"target": "/nowhere/x"}, "parameter 'target': /nowhere/x does not exist"),
         ({"server": "http://u:p@h:1"}, "no user, password or query belongs in the address"),
         ({"server": "ftp://h"}, "is not an address like http://HOST:PORT"),
+        ({"server": "http://h:x"}, "is not an address like http://HOST:PORT"),
+        ({"server": "http://h:70000"}, "is not an address like http://HOST:PORT"),
+        ({"server": "30000"}, "is not an address like http://HOST:PORT"),
+        ({"drafter": "org/name"}, "does not exist (a name on a hub? Download it, and give the folder)"),
         ({"server": ""}, "give one of --server (to capture it) and --capture"),
         ({"capture": "/"}, "give one of --server (to capture it) and --capture"),
         ({"drafter": ""}, "give --drafter"),
@@ -71,6 +75,10 @@ def test_command_makes_the_same_parameters_again(given):
     params = from_options({**given, "out": "x"}, ["max_requests=3", "launch=--tp 2"])
     words = shlex.split(params.command())
     assert words[:2] == ["eaglelab", "report"] and "--out" not in words
-    options = {words[i][2:]: words[i + 1] for i in range(2, len(words), 2) if words[i].startswith("--")}
+    options = {
+        words[i][2:].replace("-", "_"): words[i + 1]
+        for i in range(2, len(words), 2)
+        if words[i].startswith("--")
+    }
     again = from_options(options, [words[i + 1] for i in range(2, len(words), 2) if words[i] == "-p"])
     assert again == params.model_copy(update={"out": ""})

@@ -106,7 +106,10 @@ def test_a_server_lives_as_long_as_its_block(fake):
         cores = sorted(os.sched_getaffinity(0))
         assert f"bind {cores[0]}|{cores[1 % len(cores)]}\n" in server.log.read_text()
         assert server.launch_command.split()[1:3] == ["-m", "sglang.launch_server"]
-        assert server.url == "http://127.0.0.1:" + flags(shlex.split(server.launch_command))["--port"]
+        port = flags(shlex.split(server.launch_command))["--port"]
+        assert server.url == "http://127.0.0.1:" + port
+        with pytest.raises(BadInput, match="is taken"), serve.start_server(port=int(port), **fake):
+            pass
     assert gone(server.pid, child)
     assert not server.is_up()
     assert lines[0] == "Starting SGLang on the CPU (EAGLE3, 5 steps, topk 1, tp 2)"
