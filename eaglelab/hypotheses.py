@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 ROUNDING = {"float32": (1e-3, 0.99), "float16": (0.05, 0.9), "bfloat16": (0.25, 0.9)}
 FEW, MANY = 24, 160  # rounds: to sort edits, and to name one
 TEXTS = 6
+KEPT_ON = 32  # edits that go on after the first text, which costs most of the others their place
 FINALISTS = 8
 MUCH = 0.4  # of the disagreement
-BEAM = 3  # best edits that are tried together with every other
+BEAM, START = 3, 0.1  # best edits that are tried together with every other, if alone they bring that share
 SECONDS = 60.0  # for everything: what was not tried until then is said
 NEARLY, GAP = 0.9, 0.2  # share that must come out; of the disagreement, what may stay: an edit is one form of
 # a fault, and the engine may have another (what stands in the first row, in padding)
@@ -104,22 +105,24 @@ class _Search:
             for rid, trace in evidence.capture.requests.items()
         }
         self.many = sample(evidence.capture, MANY)
+        nothing = Edit(None, "", self.wiring)
+        drafter = build(nothing, self.source, self.target, self.device, self.dtype)
+        self.as_said = [(text, self.replayed(drafter, nothing, text, some)) for text, some in self.many]
         self.few = self.telling()
 
     def telling(self) -> list[tuple[Text, list[Round]]]:
         """A few rounds to sort edits by: two thirds of them came out otherwise than the server drafted."""
-        nothing = Edit(None, "", self.wiring)
-        drafter = build(nothing, self.source, self.target, self.device, self.dtype)
         found = []
-        for text, some in self.many:
-            equal = {r.n: all(r.equal) for r in self.replayed(drafter, nothing, text, some)}
+        for (text, some), (_, rounds) in zip(self.many, self.as_said, strict=True):
+            equal = {r.n: all(r.equal) for r in rounds}
             wrong = [r for r in some if equal.get(r.n) is False]
             found.append((len(wrong), text, wrong, [r for r in some if equal.get(r.n)]))
         found.sort(key=lambda item: -item[0])
         out, left = [], FEW
         for _, text, wrong, right in found:
             each = max(1, min(left, FEW // 2))
-            rounds = [*wrong[: each * 2 // 3 or 1], *right[: each // 3]]
+            rounds = right[: each // 3]
+            rounds += wrong[: max(1, each - len(rounds) if len(rounds) < each // 3 else each * 2 // 3)]
             if left > 0 and rounds:
                 out.append((text, sorted(rounds, key=lambda r: r.n)))
                 left -= len(rounds)
@@ -131,10 +134,8 @@ class _Search:
         yield from of_engine(self.wiring, self.source, self.target)
 
     def run(self) -> Search:
-        nothing = Edit(None, "", self.wiring)
-        before = self.agreement(nothing, self.many)
-        found = Search(before[0], before[1])
-        found.where = self.localise(nothing)
+        found = Search(*_agreement(r for _, rounds in self.as_said for r in rounds))
+        found.where = self.localise()
         edits = list(self.edits())
         ranked = self.rank(edits, found)
         finalists = [Tried(edit, self.agreement(edit, self.many)[0]) for edit in ranked[:FINALISTS]]
@@ -142,7 +143,7 @@ class _Search:
         found.best = finalists[0] if finalists else None
         found.explaining = self.explaining(finalists, found.before)
         if not found.explaining and finalists:
-            self.pairs(ranked, edits, found)
+            self.pairs(finalists, edits, found)
         if not found.explaining:
             found.nearest = self.nearest(finalists, found.before)
         return found
@@ -156,7 +157,10 @@ class _Search:
         return best if far and best.edit.slug else None
 
     def rank(self, edits: list[Edit], found: Search) -> list[Edit]:
-        """Edits by their agreement on a few rounds, the best first; those that do not fit are left out."""
+        """The best edits by their agreement on a few rounds; those that do not fit are left out.
+
+        On one text first: an edit costs a pass over each text, and most are told apart by the first.
+        """
         scores = []
         for i, edit in enumerate(edits):
             if time.monotonic() > self.until:
@@ -164,22 +168,23 @@ class _Search:
                 continue
             self.say("trying edits of the served setting", i, len(edits))
             try:
-                scores.append((self.agreement(edit, self.few)[0], -i, edit))
+                scores.append((self.agreement(edit, self.few[:1])[0], edit))
                 found.tried += 1
             except (BadInput, ValueError, LookupError, RuntimeError):
                 continue  # an edit that these shapes do not allow is none that the server made
-        return [edit for *_, edit in sorted(scores, key=lambda s: s[:2], reverse=True)]
+        scores.sort(key=lambda s: -s[0])
+        again = [(self.agreement(edit, self.few)[0], edit) for _, edit in scores[:KEPT_ON]]
+        return [edit for _, edit in sorted(again, key=lambda s: -s[0])]
 
-    def pairs(self, ranked: list[Edit], edits: list[Edit], found: Search) -> None:
+    def pairs(self, best: list[Tried], edits: list[Edit], found: Search) -> None:
         """The best edits, each together with every other that changes something else."""
-        few = self.agreement(Edit(None, "", self.wiring), self.few)[0]
-        start = [e for e in ranked[:BEAM] if self.agreement(e, self.few)[0] > few + 0.02]
+        start = [t.edit for t in best[:BEAM] if t.agreement - found.before > START * (1 - found.before)]
         both = [
             (a.then(b, self.wiring), (a, b)) for a in start for b in edits if a is not b and a.slug != b.slug
         ]
         names = {id(edit): parts for edit, parts in both}
-        best = self.rank([edit for edit, _ in both], found)[:FINALISTS]
-        tried = [Tried(e, self.agreement(e, self.many)[0], names[id(e)]) for e in best]
+        ranked = self.rank([edit for edit, _ in both], found)[:FINALISTS]
+        tried = [Tried(e, self.agreement(e, self.many)[0], names[id(e)]) for e in ranked]
         tried.sort(key=lambda t: -t.agreement)
         found.explaining = self.explaining(tried, found.before)[:1]
 
@@ -191,12 +196,7 @@ class _Search:
     def agreement(self, edit: Edit, rounds: list[tuple[Text, list[Round]]]) -> tuple[float, int]:
         """-> (share of the server's draft tokens that come out under an edit, how many there are)."""
         drafter = build(edit, self.source, self.target, self.device, self.dtype)
-        equal = total = 0
-        for text, some in rounds:
-            for r in self.replayed(drafter, edit, text, some):
-                equal += sum(r.equal)
-                total += len(r.server)
-        return (equal / total if total else float("nan")), total
+        return _agreement(r for text, some in rounds for r in self.replayed(drafter, edit, text, some))
 
     def replayed(self, drafter: Any, edit: Edit, text: Text, some: list[Round]) -> list[Any]:
         fed = edit.rows(text.features, self.blocks[text.rid]) if edit.rows else text.features
@@ -204,6 +204,7 @@ class _Search:
         text = Text(text.rid, tokens, fed, text.prompt_len, text.end)
         if edit.twist == KEPT:
             return self.kept(drafter, text, some)
+        text.features = fed[: max(r.n for r in some)]  # what follows is seen by none of these rounds
         rows = min(len(text.features), len(text.tokens) - edit.wiring.token_shift)
         some = [r for r in some if r.n <= rows]
         return replay_text(drafter, text, some, self.speculation, forced=self.speculation.topk == 1)
@@ -221,22 +222,17 @@ class _Search:
             if r.n in wanted
         ]
 
-    def localise(self, nothing: Edit) -> list[str]:
+    def localise(self) -> list[str]:
         """Where the disagreement lies: from which draft step on, in which rounds."""
-        drafter = build(nothing, self.source, self.target, self.device, self.dtype)
-        found = [
-            (i, r, text)
-            for text, some in self.many
-            for i, r in enumerate(self.replayed(drafter, nothing, text, some))
-        ]
+        found = [(r, text) for text, rounds in self.as_said for r in rounds]
         lines = []
         if self.speculation.topk == 1 and found:
-            most = max(len(r.server) for _, r, _ in found)
-            steps = [[r.equal[j] for _, r, _ in found if len(r.equal) > j] for j in range(most)]
-            shares = [float(np.mean(step)) for step in steps]
-            lines.append("agreement by draft step, given the server's tokens before it: " + _shares(shares))
-        first = [all(r.equal) for _, r, text in found if r.n == text.prompt_len]
-        later = [all(r.equal) for _, r, text in found if r.n != text.prompt_len]
+            most = max(len(r.server) for r, _ in found)
+            steps = [[r.equal[j] for r, _ in found if len(r.equal) > j] for j in range(most)]
+            shares = ", ".join(f"{np.mean(step):.3f}" for step in steps)
+            lines.append("agreement by draft step, given the server's tokens before it: " + shares)
+        first = [all(r.equal) for r, text in found if r.n == text.prompt_len]
+        later = [all(r.equal) for r, text in found if r.n != text.prompt_len]
         if first and later:
             lines.append(
                 f"rounds that come out whole: {sum(first)} of {len(first)} first ones after a prefill, "
@@ -245,8 +241,10 @@ class _Search:
         return lines
 
 
-def _shares(values: list[float]) -> str:
-    return ", ".join(f"{v:.3f}" for v in values)
+def _agreement(rounds: Iterable[ReplayedRound]) -> tuple[float, int]:
+    """-> (share of the server's draft tokens that came out, how many there are)."""
+    equal = [same for r in rounds for same in r.equal]
+    return (sum(equal) / len(equal) if equal else float("nan")), len(equal)
 
 
 def sample(capture: Capture, count: int) -> list[tuple[Text, list[Round]]]:
