@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,11 @@ class Steps(Shown):
         self.field.observe(self._field, "value")
         self.pane.on_msg(lambda _widget, content, _buffers: self._key(content.get("key", "")))
         self._show()
+        # A full collection takes as long as a step may (0.12 s), most of it for modules that never go away:
+        # set them aside, and first what an earlier stepper of this kernel left behind.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
     def _button(self, text: str, do: Callable[[], None]) -> w.Button:
         button = w.Button(description=text, layout=w.Layout(width="auto"))

@@ -246,10 +246,14 @@ def tree(stepper: Stepper, sides: list[str], view: View, word: Word) -> Html:
     parts: list[object] = [
         element(
             "div",
-            f"Tree as {' and '.join(sides)}: {len(nodes)} of {len(view.steps)} nodes",
+            f"Tree as {' and '.join(sides)}: {len(nodes)} of {len(view.steps)} nodes, each with p",
             style="padding:4px 0",
         ),
-        element("div", chip(Token(view.before[-1], view.n, "prompt", word(view.before[-1]))), " the root"),
+        element(
+            "div",
+            chip(Token(view.before[-1], view.n, "prompt", word(view.before[-1]))),
+            " the root, committed last",
+        ),
         element("div", *rows, style="font-family:'DejaVu Sans Mono',monospace;font-size:13px"),
     ]
     return element("div", *parts, style="margin-top:6px")
@@ -271,7 +275,7 @@ def branches(sides: list[str], view: View, step: int, word: Word) -> Html:
         rows.append((path, p.score, spaced(cells), None if p.target is None else quote(word, p.target)))
     header = ("branch", "its score", "candidates (bold: kept)", "target's choice")
     who = " and ".join(sides)
-    words = f"{len(rows)} branches went into draft step {step + 1} as {who}; score = product of p"
+    words = f"{len(rows)} branches went into draft step {step + 1} as {who}; score = product of p along it"
     return table(header, rows, words)
 
 
@@ -293,32 +297,57 @@ def stages(view: View, stop: int) -> dict[str, Any]:
     return {stage: row for stage, row in rows.items() if (stage == "logits") == (stop == 1)}
 
 
+STAGES = {
+    "features": "the target's hidden states at this place, the chunks side by side",
+    "input_norm": "the whole row, normed before fc",
+    "fc_norm": "each chunk, normed before fc",
+    "fc": "the chunks, fused into one row of the drafter's width",
+    "embed": "the embedding of the token just chosen",
+    "hidden_norm": "the state that is drafted from, normed: half of what attention reads",
+    "input_layernorm": "the embedding (in later layers: the residual stream), normed",
+    "q_latent": "the query, squeezed (MLA)",
+    "kv_latent": "key and value, squeezed (MLA)",
+    "q": "the query",
+    "k": "the key",
+    "v": "the value",
+    "q_rope": "the query, turned by its position",
+    "k_rope": "the key, turned by its position",
+    "attention": "what attention gathers from this row and those before it",
+    "o_proj": "the same, projected back to the drafter's width",
+    "post_attention_layernorm": "the residual stream, normed before the mlp",
+    "mlp": "what the mlp adds",
+    "norm": "the last state, normed: what the head reads",
+    "feedback": "the state that the next draft step is fed",
+    "logits": "a score for every token of the draft vocabulary",
+}
+
+
 def tensors(stepper: Stepper) -> Html:
-    """Norm and fingerprint of each stage's row under each side, and how far they lie from the served one."""
-    rows = {n: stages(v, stepper.stop) for n, v in stepper.views.items() if not isinstance(v, str)}
+    """Norm and fingerprint of each stage's row, and how far apart; sides with equal rows share a column."""
+    views = drawn(stepper)
+    sides = alike(views, lambda v: {s: fingerprint(row) for s, row in stages(v, stepper.stop).items()})
+    rows = {" and ".join(names): stages(views[names[0]], stepper.stop) for names in sides}
     if not any(rows.values()):
         return Html("")
     names: list[str] = []
     for found in rows.values():
         names = merged(names, list(found))
     first, *others = rows
-    same = [n for n in others if all(_apart(rows[first].get(s), rows[n].get(s)) == SAME for s in names)]
-    others = [name for name in others if name not in same]
-    body = []
+    body, header = [], ["stage", "size", first]
+    for name in others:
+        header += [name, f"≠ {first}"]
     for stage in names:
-        line: list[object] = [stage, _size(rows, stage), _norm(rows[first].get(stage))]
+        told = element("span", stage, title=STAGES.get(stage.rpartition(".")[2]))
+        line: list[object] = [told, _size(rows, stage), _norm(rows[first].get(stage))]
         for name in others:
             line += [_norm(rows[name].get(stage)), _apart(rows[first].get(stage), rows[name].get(stage))]
         body.append(line)
-    header = ["stage", "size", first]
-    for name in others:
-        header += [name, f"{name} against {first}"]
-    words = "L2 norm and fingerprint (8 digits of the sha256 of its float32 bytes)"
-    words += "; ≠ |a − b| / |b|" if others else ""
-    words += f"; as {' and '.join(same)} every number is the same" if same else ""
-    error = next((v.fed_error for v in drawn(stepper).values()), None)
+    words = "L2 norm and fingerprint (8 digits of the sha256 of its float32 bytes); hover for what it is"
+    words += f"; ≠ is |a − b| / |b|, b as {first}" if others else ""
+    words += "; each side goes on from its own drafts" if others and stepper.stop > 1 else ""
+    error = next((v.fed_error for v in views.values()), None)
     if stepper.stop == 0 and error is not None:
-        words += f"; the server handed on a feedback that differs from {first}'s by {error:.2g}"
+        words += f"; the feedback that the server handed on differs by {error:.2g}, as {first}"
     return table(header, body, f"One row a stage: {words}")
 
 

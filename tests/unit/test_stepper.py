@@ -175,7 +175,9 @@ def test_the_page_tells_what_both_models_thought(stepper, book):
     title = rf"id \d+, ' a', position 57, rejected, {said}, the drafter's number 4"
     assert len(drafted) == 1 and re.fullmatch(title, html.unescape(drafted[0]))
     stepper.stop = 0
-    assert "every number is the same" in read(stops.page(stepper, book.word)).text
+    page = stops.page(stepper, book.word)
+    assert ">served and trained</th>" in page and "as served and trained" in read(page).text
+    assert all(stage.rpartition(".")[2] in stops.STAGES for stage in stops.stages(stepper.views["served"], 2))
 
 
 def test_the_widget_follows_keys_and_controls(book):
