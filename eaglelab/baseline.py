@@ -10,6 +10,7 @@ judged. Everything else is shown when it changed.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,17 @@ def conditions(before: Iterable[records.Record], after: Mapping[str, Any]) -> li
     old = next((r.facts for r in before if isinstance(r, records.Provenance)), {})
     then, now = (dict(_leaves(facts)) for facts in (old, after))
     names = [n for n in {**then, **now} if n.startswith(CONDITIONS) and then.get(n) != now.get(n)]
-    return [f"{name}: {then.get(name)} then, {now.get(name)} now" for name in names]
+    return ["{}: {} then, {} now".format(name, *_unlike(then.get(name), now.get(name))) for name in names]
+
+
+def _unlike(then: Any, now: Any) -> tuple[Any, Any]:
+    """Of two command lines the flags in which they differ; else both as they are."""
+    if not all(isinstance(side, str) and side.startswith("--") for side in (then, now)):
+        return then, now
+    before, after = ([flag.strip() for flag in re.split(r"(?:^|\s)(?=--)", side)] for side in (then, now))
+    only = ([f for f in a if f not in b] for a, b in ((before, after), (after, before)))
+    first, second = (" ".join(flags) or "no such flag" for flags in only)
+    return first, second
 
 
 def _leaves(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -79,12 +79,14 @@ SCRIPT = """<script>(() => { const run = () => {
 for (const table of document.querySelectorAll("table.eaglelab-rows:not([data-live])")) {
   table.dataset.live = "1";
   const [head, ...rows] = table.rows, box = document.createElement("input");
-  box.placeholder = `search ${rows.length} rows`;
+  const label = document.createElement("label");
+  label.append(`search ${rows.length} rows, or click a heading to sort: `, box);
+  label.style.cssText = "font-size:12px;color:#555555";
   box.style.cssText = "color:#1a1a1a;background:#ffffff;border:1px solid #767676;margin:2px 0";
   box.oninput = () => rows.forEach((r) => { r.hidden =
     !r.textContent.toLowerCase().includes(box.value.toLowerCase()); });
   box.onkeydown = (event) => event.stopPropagation();
-  table.before(box);
+  table.before(label);
   [...head.cells].forEach((cell, i) => {
     const text = (r) => r.cells[i].textContent.trim();
     let way = 1;

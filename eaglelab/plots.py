@@ -144,7 +144,8 @@ def acceptance(rungs: Sequence[Bar]) -> Figure:
         steps = range(1, len(rung.positions) + 1)
         style: dict[str, Any] = {"color": SERIES[i % 7], "marker": MARKERS[i % 7], "linestyle": STYLES[i % 7]}
         style["markersize"] = max(11 - 1.5 * i, 4)  # lines that coincide stay visible
-        axes.plot(steps, rung.positions, label=f"{rung.name}, {rung.texts}", alpha=0.9, **style)
+        label = f"{rung.name}, {rung.texts} (n = {rung.count})"
+        axes.plot(steps, rung.positions, label=label, alpha=0.9, **style)
     longest = max((len(r.positions) for r in measured), default=1)
     axes.set_xticks(range(1, longest + 1))
     axes.set_xlim(0.8, longest + 0.2)

@@ -7,8 +7,10 @@ last cell has no summary and passes for nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -115,7 +117,31 @@ def measure(params: ReportParams) -> Report:
     """For notebooks: gather, and compare with the baseline. The key comes from EAGLELAB_API_KEY."""
     folder = Path(os.environ.get("EAGLELAB_WORK") or run_folder(params))
     folder.mkdir(parents=True, exist_ok=True)
-    return Report(params, folder, gather(params, folder, os.environ.get(KEY), teller()))
+    with told() as say:
+        return Report(params, folder, gather(params, folder, os.environ.get(KEY), say))
+
+
+@contextlib.contextmanager
+def told(asked: bool = True) -> Iterator[Progress]:
+    """Progress of what takes long: in a notebook a line above the answer, which is gone when it comes.
+
+    asked: whether there is a server to wait for; what is only read takes seconds and says nothing.
+    """
+    kernel = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if not asked or os.environ.get("EAGLELAB_PROGRESS") or not hasattr(kernel, "kernel"):
+        yield teller() if asked else quiet
+        return
+    from IPython.display import clear_output, display
+
+    line = display(panel("…"), display_id=True)
+
+    def say(what: str, done: int = 0, of: int = 0) -> None:
+        line.update(panel(f"{what}: {done} of {of}" if of else f"{what} …"))
+
+    try:
+        yield say
+    finally:
+        clear_output(wait=True)
 
 
 @dataclass

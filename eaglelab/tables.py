@@ -221,13 +221,24 @@ def names_table(evidence: Evidence) -> Html:
         ]
         shapes = [" × ".join(map(str, tensors[t].shape)) for t in source.tensors if t in tensors]
         came = outcome("failed") if source.kind in ("initial", "partial") else source.kind
-        rows.append((name, came, lines(file) or None, lines(shapes), _live(live.pop(name, []))))
-    rows += [(name, "not a parameter", None, "", _live(found)) for name, found in live.items()]
+        names, whole = lines(map(_dotted, file)) or None, _whole(lines(shapes))
+        rows.append((_dotted(name), came, names, whole, _live(live.pop(name, []))))
+    rows += [(_dotted(name), "not a parameter", None, "", _live(found)) for name, found in live.items()]
     words = (
         "live: sha256 of the server's tensor against the file's, after the engine's cast, fusion and sharding"
     )
     header = ("engine parameter", "filled from", "tensors in the file", "shapes", "live")
     return table(header, rows, f"{len(rows)} parameters; {words}")
+
+
+def _dotted(name: str) -> Html:
+    """A dotted name that may break behind its dots."""
+    return Html(escape(name).replace(".", ".<wbr>"))
+
+
+def _whole(said: object) -> Html:
+    """What may not break."""
+    return element("span", said, style="white-space:nowrap")
 
 
 def _live(matches: Sequence[Any]) -> object:
@@ -236,7 +247,7 @@ def _live(matches: Sequence[Any]) -> object:
     worst = min(matches, key=lambda m: (m.equal is not False, m.equal is not None))
     word = "failed" if worst.equal is False else "skipped" if worst.equal is None else "passed"
     said = f"equal on {len(matches)} rank(s)" if worst.equal else worst.why
-    return Html(f"{outcome(word)} {escape(said)}")
+    return lines((outcome(word), said))
 
 
 def lost_names_table(evidence: Evidence) -> Html:
@@ -268,11 +279,13 @@ def sides_table(evidence: Evidence) -> Html:
         before, after = (vars(side[i]) for side in (evidence.trained, evidence.served))
         for name, value in before.items():
             d = differ.get((part, name))
-            mark = "" if d is None else "≠ inert" if d.inert else element("b", "≠ counts")
+            mark = "" if d is None else _whole("≠ inert" if d.inert else element("b", "≠ counts"))
             rows.append((f"{part}.{name}", _value(value), _value(after[name]), mark))
     rows.sort(key=lambda row: ["≠ counts" not in row[3], row[3] == ""])
     return table(
-        ("field", "trained", "served", ""), rows, "What the drafter is fed (feed) and does with it (wiring)"
+        ("field", "trained", "served", "same?"),
+        rows,
+        "What the drafter is fed (feed) and does with it (wiring)",
     )
 
 
@@ -302,8 +315,8 @@ def tokens_table(found: Sequence[TokenLoss], word: Any, most: int = 15) -> Html:
         )
     never = sum(t.missed for t in found if t.draftable is False)
     total = sum(t.missed for t in found)
-    caption = (
-        f"{total} misses, {never} of tokens outside the draft vocabulary; the {len(rows)} most missed tokens"
-    )
+    missed = sum(t.missed > 0 for t in found)
+    caption = f"{total} misses, {never} of tokens outside the draft vocabulary; "
+    caption += f"the {len(rows)} most missed of {missed} tokens"
     header = ("token id", "text", "missed", "drafted right", "share missed", "in the draft vocabulary")
     return table(header, rows, caption)

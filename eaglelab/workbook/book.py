@@ -7,11 +7,9 @@ why not.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +19,6 @@ from eaglelab import plots, report, strip
 from eaglelab.errors import AttachError
 from eaglelab.html import Html, code, panel
 from eaglelab.params import ReportParams
-from eaglelab.progress import Progress, quiet, teller
 
 if TYPE_CHECKING:
     from eaglelab.capture import Capture
@@ -82,35 +79,12 @@ def read_book(params: BookParams) -> Workbook:
     """Gather what the parameters ask for."""
     folder, key = report.run_folder(params), os.environ.get(report.KEY)
     try:
-        with _told(params) as say:
+        with report.told(bool(params.server)) as say:
             return Workbook(params, folder, report.gather(params, folder, key, say))
     except AttachError as error:
         if not params.server:
             raise
         return Workbook(params, folder, _without_capture(params, key, str(error)))
-
-
-@contextlib.contextmanager
-def _told(params: BookParams) -> Iterator[Progress]:
-    """Progress of a capture: in a notebook one line above the answer, which is gone when all is gathered.
-
-    A capture that is only read takes seconds and says nothing.
-    """
-    kernel = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if not params.server or os.environ.get("EAGLELAB_PROGRESS") or not hasattr(kernel, "kernel"):
-        yield teller() if params.server else quiet
-        return
-    from IPython.display import display
-
-    line = display(panel("…"), display_id=True)
-
-    def say(what: str, done: int = 0, of: int = 0) -> None:
-        line.update(panel(f"{what}: {done} of {of}" if of else f"{what} …"))
-
-    try:
-        yield say
-    finally:
-        line.update(Html(""))
 
 
 def _without_capture(params: BookParams, key: str | None, why: str) -> Diagnosis:
@@ -156,6 +130,13 @@ class Workbook(report.Report):
     def missing(self, part: str = "capture") -> Html:
         """What stands in the place of a piece that cannot be shown."""
         return panel(f"Not shown: {self.evidence.why_not(part)}")
+
+    @property
+    def diagnosis(self) -> str:
+        """Verdict, fault and fix by everything that could be measured, in a line."""
+        fault = f": {self.found.fault}" if self.found.fault else ""
+        fix = next((f" Fix: {f.fix}" for f in self.found.failed if f.fix), "")
+        return f"The whole diagnosis: {self.found.verdict}{fault}.{fix}"
 
     @cached_property
     def word(self) -> Any:

@@ -31,7 +31,8 @@ def answer(book: Workbook) -> Html:
     details = [trained, *(f"Failed: {title}." for title in failed)]
     chunks = book.chunk_stats()
     details.append(f"{sum(len(c.outliers) for c in chunks)} outlier dimensions in {len(chunks)} chunks.")
-    return verdict_box("failed" if failed else "passed", None, line, [*details, drift_line(drifts(book))])
+    details += [drift_line(drifts(book)), book.diagnosis]
+    return verdict_box("failed" if failed else "passed", None, line, details)
 
 
 def _spot(chunk: ChunkName) -> str:
@@ -48,7 +49,8 @@ def drift_line(found: list[Drift] | str) -> str:
     if found[0].way == "same positions":
         worst = max(d.error or 0.0 for d in found)
         word = "more than rounding explains" if worst > FAR else "the same rows up to rounding"
-        return f"Stored against served, same texts and positions: median error {worst:.2g}, {word}."
+        which = f"same texts and positions, {found[0].source}"
+        return f"Stored against served, {which}: median error {worst:.2g}, {word}."
     moved, whole = sum(d.moved for d in found), sum(len(d.shifts) for d in found)
     return (
         f"Stored against served, other texts: the mean of {moved} of {whole} dimensions moved by more than "

@@ -24,9 +24,7 @@ def answer(book: Workbook) -> Html:
         for name, drop in ladder.drops.items()
     ]
     details += [f"Rung {n} was not measured: {r.reason}" for n, r in ladder.rungs.items() if r.rounds is None]
-    if book.found.fault:
-        whole = f"{book.found.verdict}: {book.found.fault}"
-        details.append(f"The whole diagnosis, by files and flags too: {whole}")
+    details.append(book.diagnosis)
     if ladder.failed:
         return verdict_box("failed", None, f"Lost to {' and '.join(ladder.failed)}.", details)
     unsure = [name for name, drop in ladder.drops.items() if drop.failed is None and drop.share > 0.05]
@@ -67,7 +65,7 @@ def prompts_table(book: Workbook, most: int = 15) -> Html:
         for p in found[:most]
     ]
     head = ("prompt ends", "request", "rounds", "trained (rung 3)", "served (rung 4)", "server (rung 5)")
-    return table(head, rows, f"Accept length, the {len(rows)} worst of {len(found)} prompts")
+    return table(head, rows, f"Accept length of {len(rows)} of {len(found)} prompts, the worst first")
 
 
 def tokens(book: Workbook) -> Html:

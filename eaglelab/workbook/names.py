@@ -24,6 +24,7 @@ def answer(book: Workbook) -> Html:
         f"Weights: {equal} of {len(live)} live parameters equal the file, {len(wrong)} differ."
         if live
         else f"Weights: not checked, {e.why_not('live parameters')}",
+        book.diagnosis,
     ]
     if counts or lost or wrong:
         return verdict_box("failed", None, "No: the engine makes something else of it.", details)

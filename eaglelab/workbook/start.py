@@ -56,10 +56,7 @@ def answer(book: Workbook) -> Html:
     else:
         states = [t.state for t in book.capture.requests.values()]
         seen = f"Captured: {len(states)} requests, {states.count('complete')} of them complete."
-    fault = f" ({book.found.fault})" if book.found.fault else ""
-    whole = f"With everything that could be measured: {book.found.verdict}{fault}."
-    fixes = [f"Fix: {f.fix}" for f in book.found.findings if f.verdict == "failed" and f.fix][:1]
-    return verdict_box(word, None, f"By files and flags alone, {line}.", [seen, whole, *fixes])
+    return verdict_box(word, None, f"By files and flags alone, {line}.", [seen, book.diagnosis])
 
 
 def facts(book: Workbook) -> Html:

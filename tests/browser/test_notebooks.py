@@ -100,7 +100,7 @@ def test_edits_and_controls_change_the_round_and_no_key_reaches_jupyterlab(opene
     value.blur()
     button.click()
     notebook.locator(".eaglelab-pane:has-text('edited: rope.theta = 1000000')").wait_for()
-    assert "edited against served" in pane.inner_text() and "layers.0.q_rope" in pane.inner_text()
+    assert "≠ served and trained" in pane.inner_text() and "layers.0.q_rope" in pane.inner_text()
     flags = notebook.locator(".eaglelab-stepper input[type=text]").nth(0)
     flags.fill("--speculative-eagle-topk 4 --speculative-num-draft-tokens 16")
     flags.blur()
@@ -139,7 +139,7 @@ def test_light_and_dark_every_output_is_there_and_legible(opened, name):
 def test_long_tables_sort_and_search(opened):
     notebook = opened("01_start_here.ipynb")
     table = notebook.show("table.eaglelab-rows[data-live]")
-    search = notebook.show("input[placeholder^='search ']")
+    search = notebook.show("label:has-text('search ') input")
     rows = "all => all.filter((r) => r.checkVisibility()).map((r) => r.cells[0].innerText)"
     before = table.locator("tr:has(td)").evaluate_all(rows)
     table.locator("th").first.click()

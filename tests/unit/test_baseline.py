@@ -80,6 +80,10 @@ def test_changed_conditions_are_named():
     after = {"launch": {"topk": 4, "tp": 2}, "time": "y", "drafter": {"sha256": "b"}}
     changed = baseline.conditions(before, after)
     assert changed == ["launch.topk: 1 then, 4 now", "drafter.sha256: a then, b now"]
+    flags = ("--a 1 --b --path x--y", "--a 2 --b --path x--y")
+    before, after = ({"launch": {"flags": line}} for line in flags)
+    told = baseline.conditions([records.Provenance(facts=before)], after)
+    assert told == ["launch.flags: --a 1 then, --a 2 now"]  # of a command line what differs, not all of it
     found = baseline.finding([], "runs/1", changed)
     assert found.evidence[-2:] == [f"also changed: {line}" for line in changed]
 

@@ -229,19 +229,15 @@ def test_ranks_are_laid_beside_one_another(tmp_path):
 
 
 def test_progress_of_a_capture_stands_in_one_line_that_is_gone_at_the_end(monkeypatch):
-    from eaglelab.workbook import book as module
-
     shown = []
     line = SimpleNamespace(update=shown.append)
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=True))
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: line)
-    with (
-        pytest.raises(AttachError),
-        module._told(SimpleNamespace(server="http://h:1")) as say,
-    ):
+    monkeypatch.setattr("IPython.display.clear_output", lambda wait: shown.append("gone" if wait else ""))
+    with pytest.raises(AttachError), report.told() as say:
         say("prompts", 2, 3)
         raise AttachError("gone")
-    assert "prompts: 2 of 3" in shown[0] and shown[1] == ""
-    with module._told(SimpleNamespace(server="")) as say:
+    assert "prompts: 2 of 3" in shown[0] and shown[1] == "gone"
+    with report.told(False) as say:
         say("prompts", 2, 3)
     assert len(shown) == 2
