@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .cases import FEATURES, GOLDEN, SGLANG, SPECULATORS, TARGET, Bench, Case, Injected
-from .conversion import IDS, Make, depths, nested, renamed
+from .conversion import IDS, Make, depths, listed, nested, renamed
 from .drafters import (
     identity,
     in_float32,
@@ -146,7 +146,8 @@ WIRINGS = (
     trained("two-depths", depths(3, 5)),
     trained("five-depths", depths(1, 2, 4, 5, 7)),
     trained("depth-zero", depths(0, 3, 5)),
-    trained("chunks-reordered-by-conversion", depths(5, 2, 4)),
+    trained("chunks-reordered-by-conversion", listed),
+    trained("ids-in-another-order", lambda bench: copied(bench, SPECULATORS, {IDS: [5, 2, 4]})),
     trained("norm-per-chunk", lambda bench: refit(bench, (2, 4, 5), "per-chunk")),
     trained("no-norm-before-fc", lambda bench: refit(bench, (2, 4, 5), "none")),
     trained("second-layer-silent", silent_layer),
