@@ -74,13 +74,18 @@ def collected(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids
     return tuple(sorted(ids))
 
 
-def outputs(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
-    """Id i: the output of layer i, counted from 0, which is depth i + 1. Every trainer that hooks layers.
+def listed(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+    """Id i: the output of layer i, counted from 0, which is depth i + 1; in the order of the ids.
 
-    In the order of the ids, as SpecForge's transformers backend has it (specforge
-    modeling/target/eagle3_target_model.py); its SGLang backend collects ascending.
+    So SpecForge's transformers backend (specforge modeling/target/eagle3_target_model.py); its SGLang backend
+    collects ascending, and the file does not tell which it was.
     """
     return tuple(i + 1 for i in ids)
+
+
+def outputs(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+    """The same, ascending: TorchSpec's rows come from an engine (torchspec inference/engine)."""
+    return tuple(sorted(i + 1 for i in ids))
 
 
 def hooked(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
@@ -138,7 +143,7 @@ DIALECTS = (
     ),
     # The same files unsigned: as SGLang reads them, or as SpecForge, which leaves no signature, meant them.
     Dialect("sglang", LLAMA, read_llama, sglang_depths, None, LLAMA_NAMES, always, engines=("sglang",)),
-    Dialect("specforge", LLAMA, read_llama, outputs, None, LLAMA_NAMES, always, engines=("sglang",)),
+    Dialect("specforge", LLAMA, read_llama, listed, None, LLAMA_NAMES, always, engines=("sglang",)),
     Dialect(
         "safeailab",
         ("LlamaForCausalLM",),
