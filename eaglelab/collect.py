@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -102,8 +104,15 @@ class Recording:
         self.id = ""
 
     def __enter__(self) -> Recording:
-        self._armed = self.server.arm(**self._order)
-        self.id = self._armed["id"]
+        try:
+            with _uninterrupted():
+                self._armed = self.server.arm(**self._order)
+                self.id = self._armed["id"]
+            self._status = _wait(self.server, lambda r: r["armed"] == self.id, self.patience, "arm")
+        except BaseException:
+            if self.id:
+                self.__exit__()
+            raise
         self.meta: dict[str, Any] = {
             "schema": SCHEMA,
             "eaglelab": __version__,
@@ -112,15 +121,10 @@ class Recording:
             "requests": {},
             "reprefill": {"state": "not asked", "requests": {}},
         }
-        try:
-            self._status = _wait(self.server, lambda r: r["armed"] == self.id, self.patience, "arm")
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(AttachError):
+        with _uninterrupted(), contextlib.suppress(AttachError):
             self.server.disarm()
 
     def renew(self) -> None:
@@ -167,6 +171,26 @@ class Recording:
     @property
     def _vocab_size(self) -> int | None:
         return (next(iter(self._status["ranks"].values()))["facts"].get("target") or {}).get("vocab_size")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block: an order cut short would leave a server armed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: handler for n, handler in before.items() if callable(handler)}
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def bar() -> Progress:

@@ -15,13 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from eaglelab import errors, runs
 from eaglelab.progress import Progress
+
+LAST_SECONDS = 20  # that a run which is stopped has to let go of its server
 
 
 def run_notebook(
@@ -132,8 +134,8 @@ def _child_process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The child, in a session of its own, so that Ctrl-C reaches it through us. No process outlives it.
 
-    The kernel is interrupted first, so that its `finally` blocks run and disarm the server; then all are
-    killed.
+    The kernel is interrupted first, so that its `finally` blocks run and disarm the server: again and again,
+    because between two cells, and before the first, a kernel takes no notice. Then all are killed.
     """
     import psutil
 
@@ -149,14 +151,18 @@ def _child_process(
         yield child
     finally:
         if child.poll() is None:
-            family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-            try:
-                for kernel in family[1:]:
-                    kernel.send_signal(signal.SIGINT)
-                child.wait(10)
-            except (subprocess.TimeoutExpired, psutil.NoSuchProcess, KeyboardInterrupt):
-                pass
-            for member in reversed(family):
+            process, family = psutil.Process(child.pid), set()
+            with suppress(psutil.NoSuchProcess, KeyboardInterrupt):
+                for _ in range(LAST_SECONDS):
+                    family |= set(kernels := process.children(recursive=True))
+                    for kernel in kernels:
+                        kernel.send_signal(signal.SIGINT)
+                    with suppress(subprocess.TimeoutExpired):
+                        child.wait(1 if kernels else 0)
+                        break
+                    if not kernels:
+                        break
+            for member in [process, *family]:
                 if member.is_running():
                     member.kill()
             child.wait()

@@ -69,11 +69,12 @@ def test_hung_cell_is_timed_out(tmp_path):
     assert outcome.exit_code == 5 and "a cell ran out of time" in outcome.message
 
 
-def test_whole_run_is_timed_out_and_its_finally_blocks_run(tmp_path):
+@pytest.mark.parametrize("timeout", [8, 3, 1])  # in the cell that hangs; as the kernel starts; before
+def test_whole_run_is_timed_out_and_its_finally_blocks_run(tmp_path, timeout):
     earlier, started = set(kernels()), time.monotonic()
-    outcome = run_notebook(FIXTURES / "hangs.ipynb", {}, tmp_path / "run", timeout=8)
+    outcome = run_notebook(FIXTURES / "hangs.ipynb", {}, tmp_path / "run", timeout=timeout)
     assert time.monotonic() - started < 30
-    assert (outcome.exit_code, outcome.message) == (5, "the run was stopped after 8 s")
+    assert (outcome.exit_code, outcome.message) == (5, f"the run was stopped after {timeout} s")
     assert not (outcome.folder / "armed").exists()
     assert set(kernels()) <= earlier
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 
 import httpx
 import numpy as np
@@ -297,6 +299,8 @@ TROUBLE = {
     "gone": (f"{FILES}/dp0.tp0/events.jsonl", 404, AttachError, "HTTP 404"),
     "died": ("/generate", httpx.ReadError("reset"), AttachError, "ReadError"),
     "interrupted": ("/generate", KeyboardInterrupt("^C"), KeyboardInterrupt, "C"),
+    "interrupted as it arms": ("/eaglelab/arm", signal.SIGINT, KeyboardInterrupt, "^$"),
+    "interrupted as it disarms": ("/eaglelab/disarm", signal.SIGINT, KeyboardInterrupt, "^$"),
     "stranger": (FILES, one_file(rank="..", name="y"), AttachError, "not a file name"),
     "climber": (FILES, one_file(name="../x"), AttachError, "not a file name"),
     "huge": (FILES, one_file(size=1 << 50), AttachError, "over the limit"),
@@ -310,6 +314,9 @@ def test_trouble_disarms_and_leaves_nothing(tmp_path, name):
     def give(request):
         if isinstance(answer, KeyboardInterrupt):
             raise answer
+        if isinstance(answer, signal.Signals):
+            os.kill(os.getpid(), answer)
+            return getattr(made, path.rpartition("/")[2])(request)
         return answer
 
     made = Armed(tmp_path / "spool", **{path: give})
