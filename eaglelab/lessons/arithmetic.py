@@ -9,7 +9,7 @@ from typing import Any
 from eaglelab import explain as definitions
 from eaglelab.html import Html
 from eaglelab.lessons import material
-from eaglelab.lessons.checking import Case, NotYet, alike, ask, compare, given, passed
+from eaglelab.lessons.checking import Case, NotYet, alike, ask, compare, given, passed, plain, solved
 
 Tokens = list[int]
 
@@ -68,7 +68,7 @@ def check_verify(verify: Callable[[Tokens, Tokens], Tokens]) -> Html:
     ]  # fmt: skip
     count = compare(verify, cases, hints)
     for (drafts, choices), took in zip(rounds(), committed(), strict=True):
-        if ask(verify, drafts, choices) != took:
+        if plain(ask(verify, drafts, choices)) != took:
             raise NotYet(f"On the server's round {drafts} against {choices}: it committed {took}.")
     return passed(
         f"{count} cases, and every one of the genuine server's {len(rounds())} rounds comes out as it ran."
@@ -109,7 +109,7 @@ def against_counters(accept_length: Callable[[list[int]], float]) -> str:
     capture = material.golden()
     rid, trace = next(iter(capture.requests.items()))
     counters = capture.sent[rid]["counters"]
-    own = accept_length([r.accept_len - 1 for r in trace.rounds])
+    own = float(accept_length([r.accept_len - 1 for r in trace.rounds]))
     exact = 1 + counters["spec_num_correct_drafts"] / counters["spec_verify_ct"]
     return (
         f"The shipped capture's first request: yours {own:.4f}; the server's counters say 1 + "
@@ -143,7 +143,7 @@ def check_positions(by_position: Callable[[list[int], int], list[float]]) -> Htm
         ],
     )  # fmt: skip
     correct = server_correct()
-    total = sum(by_position(correct, 5))
+    total = float(sum(by_position(correct, 5)))
     return passed(
         f"{count} cases.",
         f"On the shipped capture they add up to {total:.4f}; 1 + that is {1 + total:.4f}, the accept length "
@@ -168,10 +168,11 @@ def positions_figure(by_position: Callable[[list[int], int], list[float]]) -> An
     from eaglelab.html import BLUE, INK, ORANGE
 
     correct, trainer = server_correct(), trainer_positions()
+    mine = plain(solved(by_position, 3)(correct, 5))
     figure, (axes,) = plots.blank(1, 3.4)
     place = range(1, 6)
     rows = (
-        (by_position(correct, 5), f"server, n = {len(correct)} verifies", BLUE, "o-", -16),
+        (mine, f"server, n = {len(correct)} verifies", BLUE, "o-", -16),
         (trainer, "trainer's validation", ORANGE, "s--", 8),
     )
     for shares, label, colour, style, above in rows:
@@ -193,21 +194,30 @@ def check_printed(printed: Callable[[float, int, int], dict[str, float]]) -> Htm
     known = {d.name: d for d in (definitions.WITH_BONUS, definitions.DRAFTS, definitions.PER_DRAFT_TOKENS)}
     known["rate-oldest"] = definitions.PER_STEPS
     cases = []
-    for m, steps in ((0.0, 4), (0.0, 5), (1.5, 4), (3.0, 3), (2.25, 5)):
-        shape = definitions.Shape(steps, steps + 1)
-        wanted = {name: d.value(m, shape) for name, d in known.items()}
-        cases.append(Case((m, steps, steps + 1), wanted, "Nothing was accepted here." if not m else ""))
+    for m, steps, nodes in ((0.0, 4, 5), (0.0, 5, 6), (1.5, 4, 5), (3.0, 3, 4), (2.25, 5, 6), (2.4, 5, 16)):
+        wanted = {name: d.value(m, definitions.Shape(steps, nodes)) for name, d in known.items()}
+        about = "" if m else "Nothing was accepted here."
+        if nodes > steps + 1:
+            about = "A tree (lesson 5) drafts more tokens than it has steps: mind which of the two divides."
+        cases.append(Case((m, steps, nodes), wanted, about))
     compare(printed, cases)
     zero = printed(0.0, 4, 5)
-    said = ", ".join(f"{name} {value:.2f}" for name, value in zero.items())
+    said = ", ".join(f"{name} {float(zero[name]):.2f}" for name in known)
     return passed(f"{len(cases)} servers.", f"A server with 4 steps that accepts nothing prints: {said}.")
 
 
 def check_zero(answers: dict[str, Any]) -> Html:
     """Which printed lines mean that nothing was accepted."""
+    if not isinstance(answers, dict):
+        raise NotYet(
+            f"answers is a dictionary, a line and True or False; yours is a {type(answers).__name__}."
+        )
     wrong = []
     for line, shape, truth in ZERO:
-        if given(answers.get(line, ...), f"the answer to {line!r}") is not truth:
+        said = plain(given(answers.get(line, ...), f"the answer to {line!r}"))
+        if said not in (True, False):
+            raise NotYet(f"The answer to {line!r} is True or False; yours is {said!r}.")
+        if said != truth:
             found = definitions.explain(line, shape[0], shape[1])
             say = "; ".join(
                 f"read as {', '.join(d.name for d in r.definitions.values())}: {r.correct:.2f} a verify"
@@ -243,7 +253,7 @@ def check_sampling(accept: Any, leftover: Any) -> Html:
     dice = random.Random(4)
     for _ in range(20):
         p, q = (_distribution(dice, 6) for _ in range(2))
-        taken = [ask(accept, p, q, x) for x in range(6)]
+        taken = plain([plain(ask(accept, p, q, x)) for x in range(6)])
         wanted = [min(1.0, a / b) for a, b in zip(p, q, strict=True)]
         if not alike(taken, wanted):
             x = next(i for i in range(6) if not alike(taken[i], wanted[i]))
@@ -251,7 +261,9 @@ def check_sampling(accept: Any, leftover: Any) -> Html:
                 f"A token with target probability {p[x]:.3f}, drafted with {q[x]:.3f}, is kept with "
                 f"probability {wanted[x]:.3f}; yours is {taken[x]:.3f}. It is min(1, p / q)."
             )
-        rest = list(ask(leftover, p, q))
+        rest = plain(ask(leftover, p, q))
+        if not isinstance(rest, list) or len(rest) != len(p):
+            raise NotYet(f"leftover gives a probability for each of the {len(p)} tokens; yours is {rest}.")
         positive = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
         if not alike(rest, [v / sum(positive) for v in positive]):
             more = (
@@ -266,7 +278,7 @@ def check_sampling(accept: Any, leftover: Any) -> Html:
             raise NotYet(f"What comes out is {out}, not the target's {p}.")
     same = sum(min(a, b) for a, b in zip(p, q, strict=True))
     return passed(
-        "20 pairs of distributions: what comes out is the target's, to the last digit.",
+        "20 pairs of distributions: what comes out is the target's, up to rounding.",
         f"For the last pair a draft is kept with probability {same:.3f}, the sum of min(p, q).",
     )
 
@@ -299,20 +311,20 @@ def speed_figure(speedup: Callable[[float, int, float], float]) -> Any:
     from eaglelab import plots
     from eaglelab.html import INK
 
-    servers = material.figures()["measure"]["servers"]
+    servers, speed = material.figures()["measure"]["servers"], solved(speedup, 7)
     figure, (axes,) = plots.blank(1, 3.6)
     lengths: Sequence[float] = [1 + 0.05 * i for i in range(101)]
     for cost, colour, style in zip((0.02, 0.1, 0.3), plots.SERIES, plots.STYLES, strict=False):
         axes.plot(
             lengths,
-            [speedup(x, 5, cost) for x in lengths],
+            [speed(x, 5, cost) for x in lengths],
             style,
             color=colour,
             label=f"a draft step costs {cost:g} of a verify",
         )
         for name in ("EAGLE", "EAGLE3"):
             x = servers[name]["accept_length"]
-            axes.plot(x, speedup(x, 5, cost), "o", color=colour, markersize=7)
+            axes.plot(x, speed(x, 5, cost), "o", color=colour, markersize=7)
     for name in ("EAGLE", "EAGLE3"):
         x = servers[name]["accept_length"]
         axes.axvline(x, color="#b0b0b0", linewidth=1, zorder=0)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from eaglelab.drafter import Drafter
 from eaglelab.html import Html
 from eaglelab.lessons import material
+from eaglelab.lessons.checking import NotYet, solved
 from eaglelab.simulate import Rounds, Speculation, simulate
 
 Path = tuple[int, ...]
@@ -65,7 +66,10 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def as_set(found: Any) -> set[Path]:
     """Paths as plain tuples, whatever holds them."""
-    return {tuple(int(t) for t in path) for path in found}
+    try:
+        return {tuple(int(t) for t in path) for path in found}
+    except (TypeError, ValueError):
+        raise NotYet("grow returns paths: tuples of tokens, one a kept node.") from None
 
 
 def tree_figure(grow: Callable[[Children, int, int, int], list[Path]], start: int = 48) -> Any:
@@ -73,7 +77,7 @@ def tree_figure(grow: Callable[[Children, int, int, int], list[Path]], start: in
     from eaglelab import plots
     from eaglelab.html import BLUE, GREY, INK, TINT
 
-    found = sorted(as_set(grow(children(start), STEPS, TOPK, NODES)))
+    found = sorted(as_set(solved(grow, 4)(children(start), STEPS, TOPK, NODES)))
     truth = tuple(material.texts()[0].tokens[start + 1 : start + 2 + STEPS])
     leaves = [p for p in found if not any(q[: len(p)] == p and q != p for q in found)]
     place: dict[Path, float] = {p: float(i) for i, p in enumerate(leaves)}

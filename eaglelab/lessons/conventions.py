@@ -15,7 +15,7 @@ from eaglelab.dialects import BY_NAME
 from eaglelab.html import Html
 from eaglelab.layer_ids import default_depths, sglang_depths, sglang_ids
 from eaglelab.lessons import material
-from eaglelab.lessons.checking import Case, NotYet, ask, compare, passed
+from eaglelab.lessons.checking import Case, NotYet, ask, compare, passed, plain
 
 Tensor = torch.Tensor
 LAYERS, HIDDEN = 8, 128  # of the target in data/
@@ -68,7 +68,10 @@ def check_sglang(rule: Callable[[list[int], str, int], list[int]]) -> Html:
         Case(([2, 30, 58], LLAMA, 61), [3, 31, 59], "The same ids on a Llama mean something else."),
         Case(([1, 17, 33], GPT_OSS, 36), [2, 18, 34]),
         Case(([2, 18, 36], GPT_OSS, 36), [2, 18, 36], "The largest id is n: nothing is added."),
+        Case(([2, 36, 18], GPT_OSS, 36), [2, 36, 18], "The largest id is n, wherever it stands."),
+        Case(([1, 17, 35], GPT_OSS, 36), [2, 18, 36], "The largest id is n - 1: 1 is added."),
         Case(([58, 30, 1], KIMI, 61), [58, 30, 1], "Only the *first* id is looked at."),
+        Case(([0, 29, 57], KIMI, 61), [0, 29, 57], "The first id is 0, and not 1."),
     ]  # fmt: skip
     for case in cases:
         said = list(sglang_depths(tuple(case.arguments[0]), *case.arguments[1:]))
@@ -89,7 +92,7 @@ def check_write(write: Callable[[list[int], str], list[int]], default: Callable[
             wanted = depths if same else list(sglang_ids(tuple(depths), LLAMA, 61))
             cases.append(Case((depths, tool), wanted, "Reading them back must give the depths again."))
     count = compare(write, cases, [(lambda d, t: [x + 1 for x in d], "From depth to id it is minus one.")])
-    layers = [Case((n,), list(default_depths(LLAMA, n))) for n in (8, 32, 36, 61)]
+    layers = [Case((n,), list(default_depths(LLAMA, n))) for n in (8, 27, 32, 61)]
     count += compare(default, layers)
     return passed(
         f"{count} cases.", "For 61 layers the default is [2, 30, 58]: Kimi's, as everybody writes it."
@@ -144,25 +147,28 @@ def check_name(name: Callable[[Tensor, dict[int, Tensor]], list[int]]) -> Html:
     """Depths named by vectors."""
     draw = torch.Generator().manual_seed(9)
     flat = {d: torch.randn(20, 16, generator=draw) * (1 + d) for d in range(6)}
-    stale = flat[4].clone()
-    stale[:4] = 100 * torch.randn(4, 16, generator=draw)  # a few rows that are something else altogether
+    flat[4][:4] *= 1e-3
+    flat[1][:4] *= 100
+    flat[0] = 4 * flat[4]  # the same direction, another length
+    stale = flat[4] + 1e-3 * torch.randn(20, 16, generator=draw)
+    stale[:4] = flat[1][:4]  # rows of another depth, where those of the right one are all but empty
     tests = [
         (torch.cat([flat[1], flat[3]], -1), flat, [1, 3], "Two chunks: cut the rows by the streams' width."),
         (torch.cat([stale, flat[2]], -1), flat, [4, 2], "Four odd rows must not decide: take a median."),
         (fed(), streams(), [2, 4, 5], "The server's own rows."),
     ]  # fmt: skip
     for rows, known, wanted, about in tests:
-        got = [int(d) for d in ask(name, rows, known)]
+        got = plain(ask(name, rows, known))
         if got != wanted:
             raise NotYet(f"Rows of depths {wanted}: yours says {got}. {about}")
-    said = [name(mystery(number), streams()) for number in MYSTERIES]
+    said = [plain(ask(name, mystery(number), streams())) for number in MYSTERIES]
     package = [
         name_depths(mystery(n).numpy(), {d: s.numpy() for d, s in streams().items()}).depths
         for n in MYSTERIES
     ]
     assert package == [list(m) for m in MYSTERIES.values()]
     for number, (got, true) in enumerate(zip(said, MYSTERIES.values(), strict=True), 1):
-        if [int(d) for d in got] != list(true):
+        if got != list(true):
             raise NotYet(f"mystery({number}): yours says {got}, the package {list(true)}.")
     return passed(
         "The server's rows are depths 2, 4 and 5. Three servers set up in a hurry: "
@@ -236,7 +242,7 @@ def check_inert(inert: Callable[[int, int], bool]) -> Html:
 
     cases = []
     for committed in (0, 1, 7):
-        for drafts in (0, 1, 7):
+        for drafts in (0, 1, 7, -1):
             moved = abs(score(20 + drafts, 11 + committed) - score(20, 11)) > 1e-3
             words = f"Rows moved by {committed}, draft steps by {drafts}."
             cases.append(Case((committed, drafts), not moved, words))

@@ -22,6 +22,7 @@ from eaglelab.errors import BadInput
 from eaglelab.html import Html, code, panel
 from eaglelab.launch import Launch
 from eaglelab.lessons import material
+from eaglelab.lessons.checking import given, needs
 from eaglelab.serve import CHECKOUT, RunningServer, data_dir, server_python, start_server
 
 RECORDED = CHECKOUT / "notebooks" / "lessons" / "incident"
@@ -162,6 +163,8 @@ class Case:
         """The accept length after an edit, simulated on this server's own texts."""
         from eaglelab.counterfactual import counterfactual
 
+        with needs(9):
+            given(flags, "fix")
         found = counterfactual(self.capture, self.served, self.target, flags, launch=self.launch)
         if found.accept_length is None:
             raise BadInput(found.reason or "cannot be predicted")

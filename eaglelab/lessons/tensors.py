@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from eaglelab.drafting import Drafting
 from eaglelab.html import Html
 from eaglelab.lessons import material
-from eaglelab.lessons.checking import Case, NotYet, ask, compare, passed
+from eaglelab.lessons.checking import Case, NotYet, ask, compare, passed, plain, two
 from eaglelab.lessons.pieces import (
     EPS,
     HEAD_DIM,
@@ -41,11 +41,7 @@ def check_fuse(fuse: Callable[[dict[int, Tensor]], Tensor]) -> Html:
     mine, wanted = ask(fuse, streams()), features()
     n = len(streams()[0])
     wanted = wanted[:n]
-    if tuple(getattr(mine, "shape", ())) != tuple(wanted.shape):
-        raise NotYet(
-            f"The server's rows have shape {list(wanted.shape)}; yours {list(getattr(mine, 'shape', []))}."
-        )
-    names = {d: s for d, s in streams().items()}
+    mine, names = _tensor(mine, wanted, "fuse"), streams()
     for i, depth in enumerate((2, 4, 5)):
         chunk = mine[:, i * HIDDEN : (i + 1) * HIDDEN]
         if _off(chunk, wanted[:, i * HIDDEN : (i + 1) * HIDDEN]) > CLOSE:
@@ -97,8 +93,8 @@ def check_pair(pair: Callable[[list[int], Tensor], tuple[Tensor, Tensor]]) -> Ht
     rows = torch.arange(4)[:, None].expand(4, 2)
 
     def listed(tokens: list[int], features: Tensor) -> list:
-        ids, kept = pair(tokens, features)
-        return [[int(t) for t in ids], [int(row[0]) for row in kept]]
+        ids, kept = two(ask(pair, tokens, features), "pair", "the tokens and the features")
+        return [ids, [row[0] if isinstance(row, list) else row for row in plain(kept)]]
 
     listed.__name__ = "pair"
     compare(
@@ -152,8 +148,7 @@ def check_layer(layer: Layer) -> Html:
     hidden = drafter.project(features()[:n])
     wanted = drafter.forward(ids, hidden, positions, lambda _, q, k, v: _attend(q, k, v))
     got = ask(layer, ids, hidden, positions, w)
-    if not isinstance(got, tuple) or len(got) != 2:
-        raise NotYet(f"layer returns two tensors, (normed, feedback); yours returns {type(got).__name__}.")
+    got = two(got, "layer", "normed and feedback")
     mistakes = [(_variant(ids, hidden, positions, w, **{name: True}), said) for name, said in SLIPS.items()]
     _same(got[0], wanted[0], "normed", mistakes)
     raw = _variant(ids, hidden, positions, w, raw=True)
@@ -210,7 +205,7 @@ def check_draft(draft: Draft, rounds: int = 12) -> Html:
     """The reader's drafts against those of the genuine server, round by round."""
     w, text, trace = weights(), tokens(), request()[0]
     for i, r in enumerate(trace.rounds[:rounds], 1):
-        got = [int(t) for t in ask(draft, text[: r.n + 1], features()[: r.n], w, len(r.draft_tokens))]
+        got = plain(ask(draft, text[: r.n + 1], features()[: r.n], w, len(r.draft_tokens)))
         if got == r.draft_tokens:
             continue
         where = f"Round {i} starts with {r.n} rows: the server drafted {r.draft_tokens}, you {got}."
@@ -237,7 +232,7 @@ def check_rounds(rounds: Callable[..., list[int]]) -> Html:
     trace, text = request()[0], material.texts()[0]
     wanted = [r.accept_len for r in trace.rounds]
     got = ask(rounds, tokens(), features(), trace.prompt_len, text.end, weights(), 5)
-    got = [int(x) for x in got]
+    got = plain(got)
     if got == [x - 1 for x in wanted]:
         raise NotYet("These are accepted drafts; tokens committed count the bonus too, one a round.")
     if got != wanted:
@@ -260,11 +255,22 @@ def _off(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-30))
 
 
+def _tensor(got: Any, wanted: Tensor, what: str) -> Tensor:
+    """A tensor (or array) of the shape that is wanted, else NotYet."""
+    shape = tuple(getattr(got, "shape", ()))
+    if shape != tuple(wanted.shape):
+        yours = list(shape) if shape else type(got).__name__
+        raise NotYet(f"{what}: a tensor of shape {list(wanted.shape)} is wanted, yours is {yours}.")
+    return torch.as_tensor(got)
+
+
 def _same(got: Any, wanted: Tensor, what: str, mistakes=()) -> None:
     """NotYet unless equal up to rounding; a mistake that is recognised is named."""
-    if not isinstance(got, Tensor) or got.shape != wanted.shape:
-        shape = list(got.shape) if isinstance(got, Tensor) else type(got).__name__
-        raise NotYet(f"{what}: a tensor of shape {list(wanted.shape)} is wanted, yours is {shape}.")
+    got = _tensor(got, wanted, what)
+    if not got.isfinite().all():
+        raise NotYet(
+            f"{what}: some numbers are nan or infinite. Does a row see nothing at all, not even itself?"
+        )
     if _off(got, wanted) <= CLOSE:
         return
     named = next(
