@@ -74,7 +74,7 @@ def collected(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids
     return tuple(sorted(ids))
 
 
-def listed(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+def as_listed(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
     """Id i: the output of layer i, counted from 0, which is depth i + 1; in the order of the ids.
 
     So SpecForge's transformers backend (specforge modeling/target/eagle3_target_model.py); its SGLang backend
@@ -96,9 +96,14 @@ def hooked(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
     return tuple(sorted(ids if ids and max(ids) == num_layers else outputs(ids, architecture, num_layers)))
 
 
+def as_sglang(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
+    """What SGLang makes of them, whose rows ascend."""
+    return tuple(sorted(sglang_depths(ids, architecture, num_layers)))
+
+
 def latent(ids: Ids, architecture: str | None, num_layers: int | None) -> Ids:
-    """What SGLang makes of them on the DeepSeek targets that MLA drafters belong to."""
-    return sglang_depths(ids, architecture or "KimiK25ForConditionalGeneration", num_layers)
+    """The same on the DeepSeek targets that MLA drafters belong to."""
+    return as_sglang(ids, architecture or "KimiK25ForConditionalGeneration", num_layers)
 
 
 def always(names: set[str]) -> bool:
@@ -142,8 +147,8 @@ DIALECTS = (
         engines=("sglang",),
     ),
     # The same files unsigned: as SGLang reads them, or as SpecForge, which leaves no signature, meant them.
-    Dialect("sglang", LLAMA, read_llama, sglang_depths, None, LLAMA_NAMES, always, engines=("sglang",)),
-    Dialect("specforge", LLAMA, read_llama, listed, None, LLAMA_NAMES, always, engines=("sglang",)),
+    Dialect("sglang", LLAMA, read_llama, as_sglang, None, LLAMA_NAMES, always, engines=("sglang",)),
+    Dialect("specforge", LLAMA, read_llama, as_listed, None, LLAMA_NAMES, always, engines=("sglang",)),
     Dialect(
         "safeailab",
         ("LlamaForCausalLM",),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from drafters import SGLANG, TARGET
 from safetensors.torch import load_file
-from spellings import SPELLINGS, latent, spelled
+from spellings import SPELLINGS, eagle_config, latent, spelled
 
 from eaglelab import text
 from eaglelab.checkpoint import open_checkpoint, open_target
@@ -306,3 +306,14 @@ def test_latent_ids_by_who_wrote_them(tmp_path):
     signed = {**ids, "next_layer_regular": True}
     drafter = open_checkpoint(latent(tmp_path / "b", config={"eagle_config": signed}))
     assert (drafter.dialect, drafter.depths) == ("model-optimizer-mla", (3, 5, 6))
+
+
+def test_an_order_of_ids_that_the_file_does_not_explain_is_a_question(tmp_path):
+    """To SGLang, whose rows ascend, [4, 1, 3] are depths 2, 4, 5; SpecForge may have meant 5, 2, 4."""
+    config = {"eagle_config": eagle_config([4, 1, 3])}
+    folder = spelled(tmp_path / "d", "sglang", config=config)
+    with pytest.raises(BadInput, match=r"depths \[2, 4, 5\].*depths \[5, 2, 4\].*--dialect sglang or"):
+        _ = open_checkpoint(folder).depths
+    assert open_checkpoint(folder, "sglang").depths == (2, 4, 5)
+    assert open_checkpoint(folder, "specforge").depths == (5, 2, 4)
+    assert open_checkpoint(spelled(tmp_path / "t", "torchspec", config=config)).depths == (2, 4, 5)
