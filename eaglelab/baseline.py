@@ -97,10 +97,10 @@ def conditions(before: Iterable[records.Record], after: Mapping[str, Any]) -> li
     old = next((r.facts for r in before if isinstance(r, records.Provenance)), {})
     then, now = (dict(_leaves(facts)) for facts in (old, after))
     names = [n for n in {**then, **now} if n.startswith(CONDITIONS) and then.get(n) != now.get(n)]
-    return ["{}: {} then, {} now".format(name, *_unlike(then.get(name), now.get(name))) for name in names]
+    return ["{}: {} then, {} now".format(name, *unlike(then.get(name), now.get(name))) for name in names]
 
 
-def _unlike(then: Any, now: Any) -> tuple[Any, Any]:
+def unlike(then: Any, now: Any) -> tuple[Any, Any]:
     """Of two command lines the flags in which they differ; else both as they are."""
     if not all(isinstance(side, str) and side.startswith("--") for side in (then, now)):
         return then, now

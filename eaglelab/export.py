@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from eaglelab import records, runs
+from eaglelab import baseline, records, runs
 from eaglelab.errors import BadInput
 from eaglelab.html import LOOK, printable
 from eaglelab.records import Finding, Measurement, Record, Summary
@@ -88,8 +88,10 @@ def markdown(found: list[Record]) -> str:
         lines += [f"| {' | '.join(_cell(v) for v in row)} |" for row in rows] + [""]
     for f in failed:
         lines += [f"- **{_cell(f.title)}** (`{f.fault}`)", *(f"  - {_cell(line)}" for line in f.evidence[:8])]
+    if compared := [f for f in _findings(found) if f.fault == baseline.FAULT and f not in failed]:
+        lines += [f"Baseline: {_cell(compared[0].title)} ({compared[0].verdict})."]
     counts = f"{summary.passed} passed, {summary.failed} failed, {summary.skipped} skipped"
-    return "\n".join([*lines, "" if failed else "", f"{counts}, {summary.errored} errored.", ""])
+    return "\n".join([*lines, "", f"{counts}, {summary.errored} errored.", ""])
 
 
 def github(found: list[Record]) -> str:

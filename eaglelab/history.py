@@ -9,12 +9,13 @@ from there.
 from __future__ import annotations
 
 import base64
+import shlex
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaglelab import export, plots, runs
+from eaglelab import baseline, export, plots, runs
 from eaglelab.errors import BadInput
 from eaglelab.html import INK, Html, code, element, outcome, panel, table
 from eaglelab.records import Measurement, Provenance, Summary
@@ -59,7 +60,8 @@ class History:
         if not before:
             return []
         then, now = dict(before[-1].versions), dict(run.versions)
-        return [f"{name}: {then[name]} → {now[name]}" for name in now if then.get(name) != now[name]]
+        moved = [name for name in now if then.get(name) != now[name]]
+        return ["{}: {} → {}".format(name, *baseline.unlike(then.get(name), now[name])) for name in moved]
 
     @property
     def lines(self) -> list[str]:
@@ -162,7 +164,7 @@ def figure(history: History) -> Figure:
         colour, marker, style = plots.SERIES[i % 7], plots.MARKERS[i % 7], plots.STYLES[i % 7]
         times = dates.date2num([r.time for r in some])
         values = [float("nan") if r.value is None else r.value for r in some]
-        label = f"{line} ({len(some)} runs)"
+        label = f"{line} ({_runs(some)})"
         axes.plot(times, values, label=label, color=colour, marker=marker, linestyle=style)  # type: ignore[arg-type]
         for x, r in zip(times, some, strict=True):
             if r.value is None:
@@ -193,12 +195,20 @@ def page(history: History, folder: Path) -> str:
 
     picture = base64.b64encode(plots.png(figure(history))).decode()
     image = Html(f'<img alt="accept length over time" src="data:image/png;base64,{picture}">')
-    body = [element("h1", f"eaglelab: {len(history.runs)} runs of {folder.name}"), image]
+    body = [element("h1", f"eaglelab: {_runs(history.runs)} of {folder.absolute().name}"), image]
     body += [_table(history)]
     if history.left_out:
         body.append(table(("left out", "why"), list(history.left_out.items())))
-    body.append(panel("Make it again: ", code(f"eaglelab history {folder} --out history.html")))
-    return shell(f"eaglelab history of {folder.name}", "\n".join(map(str, body)))
+    body.append(
+        panel(
+            "Make it again: ", code(shlex.join(["eaglelab", "history", str(folder), "--out", "history.html"]))
+        )
+    )
+    return shell(f"eaglelab history of {folder.absolute().name}", "\n".join(map(str, body)))
+
+
+def _runs(some: list[Run]) -> str:
+    return f"{len(some)} run{'' if len(some) == 1 else 's'}"
 
 
 def _table(history: History) -> Html:
@@ -206,11 +216,13 @@ def _table(history: History) -> Html:
     marks = history.marks
     body = []
     for r in reversed(history.runs):
-        spread = f"{r.interval[0]:.2f} to {r.interval[1]:.2f}" if r.interval else None
         when = element("span", f"{r.time:%Y-%m-%d %H:%M}", style="white-space:nowrap")
+        fault = element("div", r.fault, style="white-space:nowrap") if r.fault else ""
+        length = "–" if r.value is None else f"{r.value:.3f}"
+        length += f" ({r.interval[0]:.2f} to {r.interval[1]:.2f})" if r.interval else ""
         changed = f"{marks[r.folder]}: {'; '.join(history.changes(r))}" if r.folder in marks else None
-        told = (r.fault, r.value, spread, r.rounds, r.line, changed, r.folder.name)
-        body.append((when, outcome(r.verdict), *told))
-    head = ("time", "verdict", "fault", "accept length", "95 % interval", "rounds", "server and prompts")
+        verdict = Html(outcome(r.verdict) + fault)
+        body.append((when, verdict, length, r.rounds, changed, r.line, r.folder.name))
+    head = ("time", "verdict", "accept length (95 %)", "rounds", "changed since the run before")
     caption = "newest first; only runs on the same server and prompts compare; numbers are the figure's marks"
-    return table((*head, "changed since the run before", "folder"), body, caption)
+    return table((*head, "server and prompts", "folder"), body, caption)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eaglelab import export, history, records
+from eaglelab import baseline, export, history, records
 from eaglelab.errors import AttachError, BadInput
 from eaglelab.progress import quiet
 from eaglelab.records import Finding, Measurement, Provenance
@@ -16,13 +16,20 @@ START = datetime(2026, 3, 1, 2, tzinfo=timezone.utc)
 
 
 def write_run(
-    folder, day=0, value=3.0, fault=None, engine="sglang 0.5.23", prompts="p" * 8, title="it is <wrong> | bad"
+    folder,
+    day=0,
+    value=3.0,
+    fault=None,
+    engine="sglang 0.5.23",
+    prompts="p" * 8,
+    title="it is <wrong> | bad",
+    tp=1,
 ):
     """A run folder with one passed, one skipped and, with `fault`, one failed finding."""
     facts = {
         "time": (START + timedelta(days=day)).isoformat(),
         "parameters": {"server": "http://h:1"},
-        "launch": {"engine": engine, "flags": "--x"},
+        "launch": {"engine": engine, "flags": f"--x --tp {tp}"},
         "drafter": {"sha256": "0" * 64},
         "eaglelab": {"version": "0.1.0"},
         "capture": {"prompts_sha256": prompts},
@@ -97,6 +104,15 @@ def test_a_healthy_run_has_no_error(tmp_path):
     assert ElementTree.fromstring(export.export(run, "junit")[0]).find(".//failure") is None
 
 
+def test_the_summary_says_what_became_of_the_baseline(tmp_path):
+    run = write_run(tmp_path / "run")
+    earlier = Finding(fault=baseline.FAULT, verdict="passed", title="0 of 3 measurements fell")
+    found = export.load(run)
+    records.write(run / "report.jsonl", [*found[:-1], earlier, found[-1]])
+    assert "Baseline: 0 of 3 measurements fell (passed)." in export.markdown(export.load(run))
+    assert "Baseline" not in export.markdown(found)
+
+
 def test_half_a_run_is_refused(tmp_path):
     run = write_run(tmp_path / "run")
     file = run / "report.jsonl"
@@ -113,7 +129,7 @@ def test_history_keeps_prompts_apart_and_marks_what_changed(tmp_path):
     for day, (value, engine, prompts) in enumerate(
         [(3.0, "a", "p1"), (1.0, "a", "p2"), (3.1, "a", "p1"), (2.0, "b", "p1"), (None, "b", "p1")]
     ):
-        write_run(tmp_path / f"run{day}", day, value, engine=engine, prompts=prompts)
+        write_run(tmp_path / f"run{day}", day, value, engine=engine, prompts=prompts, tp=1 + day // 4)
     (tmp_path / "late.partial").mkdir()
     (tmp_path / "late.partial" / "report.jsonl").write_text("")
     (tmp_path / "torn").mkdir()
@@ -123,13 +139,14 @@ def test_history_keeps_prompts_apart_and_marks_what_changed(tmp_path):
         ("run0", 3.0), ("run1", 1.0), ("run2", 3.1), ("run3", 2.0), ("run4", None),
     ]  # fmt: skip
     assert {r.folder.name: found.changes(r) for r in found.runs if found.changes(r)} == {
-        "run3": ["engine: a → b"]
+        "run3": ["engine: a → b"],
+        "run4": ["launch: --tp 1 → --tp 2"],  # of the flags those that differ
     }
-    assert {k: n for k, n in ((f.name, n) for f, n in found.marks.items())} == {"run3": 1}
+    assert {k: n for k, n in ((f.name, n) for f, n in found.marks.items())} == {"run3": 1, "run4": 2}
     assert sorted(found.left_out) == ["late.partial", "torn"]
     lines = history.figure(found).axes[0].get_lines()
     labelled = {line.get_label(): list(line.get_ydata()) for line in lines if line.get_label()[0] != "_"}
-    assert labelled["http://h:1, prompts p2 (1 runs)"] == [1.0]
+    assert labelled["http://h:1, prompts p2 (1 run)"] == [1.0]
     assert labelled["http://h:1, prompts p1 (4 runs)"][:3] == [3.0, 3.1, 2.0]
     page = history.page(found, tmp_path)
     assert "<script" not in page and "data:image/png" in page and "1: engine: a → b" in page
