@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -60,8 +61,10 @@ def run(
     out = run_folder(params)
     runs.check_out(out)
     title = f"eaglelab report {out.name}"
+    until = time.monotonic() + wait
     with turn(params.server, wait, progress or quiet):
-        preflight(params, api_key or os.environ.get(KEY))
+        left = max(0.0, until - time.monotonic())
+        preflight(params, api_key or os.environ.get(KEY), left, progress or quiet)
         return run_notebook(
             notebook(),
             params.model_dump() | {"out": str(out)},
@@ -79,8 +82,11 @@ def run_folder(params: ReportParams) -> Path:
     return Path(params.out) if params.out else Path("runs").absolute() / stamp
 
 
-def preflight(params: ReportParams, key: str | None) -> None:
-    """Everything that can be refused in a second is refused before a kernel starts."""
+def preflight(params: ReportParams, key: str | None, wait: float = 0, say: Progress = quiet) -> None:
+    """Everything that can be refused in a second is refused before a kernel starts.
+
+    wait: seconds for another capture of this server, from whatever machine, to end.
+    """
     from eaglelab.capture import open_capture
     from eaglelab.checkpoint import open_checkpoint, open_target
     from eaglelab.features import StoredFeatures
@@ -100,7 +106,7 @@ def preflight(params: ReportParams, key: str | None) -> None:
         open_capture(params.capture)
     if params.server:
         with Server(params.server, key) as server:
-            server.probe_status(server.require_speculation())
+            server.wait_until_free(server.require_speculation(), wait, say)
 
 
 def gather(params: ReportParams, folder: Path, key: str | None, progress: Progress) -> Diagnosis:

@@ -10,6 +10,8 @@ import contextlib
 import json
 import secrets
 import shlex
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -231,10 +233,24 @@ class Server:
         """Arm the probe (fields of `probe.session.Arm`). Returns the order, `id` and request prefixes."""
         armed = self._send("POST", "/eaglelab/arm", order, allow=(409,))
         if armed is None:
-            left = self.probe_status().get("seconds_left", 0)
-            text = f"is armed by another capture, which ends by itself in {left:.0f} s at the latest"
-            raise AttachError(f"{self.url} {text}. Wait for it and try again.")
+            raise self._armed_already(self.probe_status())
         return armed
+
+    def wait_until_free(self, facts: ServerFacts, seconds: float, say: Callable[[str], None]) -> None:
+        """Let another capture end, or the lease of one that was killed. AttachError after `seconds`."""
+        until, told = time.monotonic() + seconds, False
+        while (status := self.probe_status(facts)).get("armed"):
+            if time.monotonic() >= until:
+                raise self._armed_already(status)
+            if not told:
+                say(f"another capture has armed {self.url}: waiting up to {seconds:.0f} s")
+            told = True
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+
+    def _armed_already(self, status: dict[str, Any]) -> AttachError:
+        left = f"which ends by itself in {status.get('seconds_left', 0):.0f} s at the latest"
+        what = "Wait for it (report: --wait SECONDS), or end it with `eaglelab disarm` if it is yours."
+        return AttachError(f"{self.url} is armed by another capture, {left}. {what}")
 
     def disarm(self) -> dict[str, Any]:
         return self._send("POST", "/eaglelab/disarm", {})

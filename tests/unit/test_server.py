@@ -326,6 +326,22 @@ def test_trouble_disarms_and_leaves_nothing(tmp_path, name):
     assert not (tmp_path / "x").exists() or not list((tmp_path / "x").iterdir())
 
 
+def test_another_capture_is_waited_for(tmp_path):
+    """Also one whose client was killed: its lease ends by itself."""
+    made, told = Armed(tmp_path / "spool"), []
+
+    def say(line):
+        told.append(line)
+        made.state = "closed"
+
+    server, made.state = made.server(), "armed"
+    with pytest.raises(AttachError, match="armed by another capture, which ends by itself in 9 s"):
+        server.wait_until_free(server.facts(), 0, say)
+    server.wait_until_free(server.facts(), 30, say)
+    server.wait_until_free(server.facts(), 0, say)
+    assert told == ["another capture has armed http://127.0.0.1:1: waiting up to 30 s"]
+
+
 def test_a_full_disk_is_said_before_it_is_filled(tmp_path, monkeypatch):
     made = Armed(tmp_path / "spool")
     usage = shutil.disk_usage(tmp_path)._replace(free=100)
