@@ -179,7 +179,10 @@ def predictions(rows: Sequence[tuple[str, float | None, tuple[float, float] | No
         axes.text(high + 0.03 * right, y, f"{value:.2f}", va="center", color=INK, weight="bold")
     if now is not None:
         axes.axvline(now, color=GREY, linewidth=1, linestyle="--")
-    names = [textwrap.fill(name, 44) + (f"\nn = {n} rounds" if n else "") for name, _, _, n, _ in rows]
+    names = [
+        textwrap.fill(name, 44, break_on_hyphens=False) + (f"\nn = {n} rounds" if n else "")
+        for name, _, _, n, _ in rows
+    ]
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0.93, right * 1.15 + 0.1)

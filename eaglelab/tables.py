@@ -189,20 +189,20 @@ def outliers_table(chunks: Sequence[Any], most: int = 5) -> Html:
 
 
 def drift_table(found: Sequence[Drift]) -> Html:
-    """Stored against served, a line a chunk."""
-    same = found[0].way == "same positions"
-    header = ["chunk", "stored rows", "served rows", "row norm stored", "served", "dims moved > 1 sd", "KS"]
-    header += ["median error", "90 %", "cosine"] if same else []
-    rows = []
-    for d in found:
-        row: list[object] = [d.name, *d.rows, *d.norms, f"{d.moved} of {len(d.shifts)}", d.distance]
-        rows.append(row + ([d.error, d.error_p90, d.cosine] if same else []))
+    """Stored against served, a line a chunk: row by row where the positions are the same, else as a whole."""
+    header = ("chunk", "stored rows", "served rows", "norm stored", "norm served")
+    if found[0].way == "same positions":
+        rows = [(d.name, *d.rows, *d.norms, d.error, d.error_p90, d.cosine) for d in found]
+        words = (
+            f"The same texts at the same positions ({found[0].source}); error = |served - stored| / |stored|"
+        )
+        return table((*header, "median error", "90 %", "cosine"), rows, words)
+    other = [(d.name, *d.rows, *d.norms, f"{d.moved} of {len(d.shifts)}", d.distance) for d in found]
     words = (
-        f"the same texts at the same positions ({found[0].source}); error = |served - stored| / |stored|"
-        if same
-        else "different texts, so distributions only: part of what differs is the text"
+        "Different texts, so distributions only: part of what differs is the text; KS = largest gap between "
     )
-    return table(header, rows, f"{words}; KS = largest gap between the two distributions of values, 0 to 1")
+    words += "the two distributions of values, 0 to 1"
+    return table((*header, "dims moved > 1 sd", "KS"), other, words)
 
 
 def names_table(evidence: Evidence) -> Html:
@@ -246,7 +246,7 @@ def _live(matches: Sequence[Any]) -> object:
         return None
     worst = min(matches, key=lambda m: (m.equal is not False, m.equal is not None))
     word = "failed" if worst.equal is False else "skipped" if worst.equal is None else "passed"
-    said = f"equal on {len(matches)} rank(s)" if worst.equal else worst.why
+    said = _whole(f"equal on {len(matches)} rank(s)") if worst.equal else worst.why
     return lines((outcome(word), said))
 
 

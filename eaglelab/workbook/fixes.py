@@ -137,7 +137,7 @@ def answer(book: Workbook, edits: str = "") -> Html:
         return verdict_box("inconclusive", None, f"What the server does now was not measured: {why}")
     line = f"accept length now {before.accept_length:.2f}"
     causes = sum(f.origin == CAUSE for f in found)
-    details: list[object] = [f"Priced: {causes} by causes found, {len(found) - causes} edits asked for."]
+    details: list[object] = [f"Priced: causes found, {causes}; edits asked for, {len(found) - causes}."]
     best = max(priced, key=lambda f: f.found.accept_length or 0, default=None)
     if best is None or (best.found.accept_length or 0) <= before.accept_length:
         return verdict_box(
