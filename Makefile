@@ -21,7 +21,7 @@ test: ## ruff, mypy and all tests, those on the genuine server included (under 2
 	@requirements/browser.sh
 	CI=true OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests
 
-test-unit: test-environment ## the quick tests only (seconds)
+test-unit: test-environment ## the quick tests only (two minutes)
 	$(BIN)/python -m pytest tests/unit
 
 lint: test-environment ## ruff and mypy

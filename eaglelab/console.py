@@ -36,7 +36,10 @@ app = typer.Typer(
 
 
 class Command(TyperCommand):
-    """A command whose examples are shown as they are typed, never broken into lines."""
+    """A command whose examples are shown as they are typed, and which is listed with its whole sentence."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return self.help or ""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write_paragraph()

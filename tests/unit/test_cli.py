@@ -19,7 +19,7 @@ from eaglelab.records import Finding
 DATA = Path(__file__).parents[2] / "data"
 COMMANDS = (
     "demo", "serve", "capture", "disarm", "inspect", "replay", "diagnose", "convert", "faults", "explain",
-    "report",
+    "report", "export", "history",
 )  # fmt: skip
 DEAD = "http://127.0.0.1:1"
 
@@ -59,6 +59,7 @@ def test_an_example_is_one_line_to_copy():
 
 
 def test_version_and_codes_in_the_help():
+    assert "drafter, for our own prompts only." in " ".join(run("--help").output.split())  # not cut short
     assert run("--version").output == "eaglelab 0.1.0\n"
     assert "Exit codes: 0 healthy; 1 broken or inconclusive; 2 usage" in run("--help").output
 

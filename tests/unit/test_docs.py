@@ -1,19 +1,35 @@
 """The documentation: links lead somewhere, every error has its section, the reference is current."""
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from eaglelab import errors
+from eaglelab.catalogue import Fault
+from eaglelab.checks import Check
+from eaglelab.stats import FeatureStats
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("*.md", "docs/**/*.md", "tests/*.md", "data/*.md", "notebooks/**/*.md")
 PAGES = sorted({page for pattern in FOLDERS for page in ROOT.glob(pattern)})
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    """As much of an `Evidence` as the check of CONTRIBUTING.md looks at."""
+
+    stats: Any
+    capture: Any
 
 
 def anchors(page):
@@ -65,6 +81,24 @@ def test_every_attach_error_is_explained():
             if "AttachError" in called and not any(phrase in words for phrase in phrases):
                 unexplained.append(f"{path.name}: {function.name}")
     assert unexplained == []
+
+
+def test_the_check_of_the_contributing_page_works():
+    """Its three pieces as they stand there: the check, its catalogue entry, the test on broken rows."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    check, entry, test = (
+        textwrap.dedent(block) for block in re.findall(r"(?m)(?:^ {7}.*\n|^\n(?= {7}))+", page)
+    )
+    rows = np.random.default_rng(0).standard_normal((50, 9)).astype("float32")
+    evidence = Golden(FeatureStats(9, 3), SimpleNamespace(requests={"a": SimpleNamespace(features=rows)}))
+    evidence.stats.update(rows)
+    names = {"Check": Check, "Evidence": object, "Finding": object, "Fault": Fault, "np": np}
+    exec(check, names)
+    fault = eval(entry.rstrip().rstrip(","), names)
+    assert fault.slug == names["CONSTANT"].fault and fault.detected == "yes"
+    names |= {"feed": SimpleNamespace(**names), "FeatureStats": FeatureStats, "replace": dataclasses.replace}
+    exec(test, names)
+    names["test_a_constant_dimension_is_told"](evidence)
 
 
 def test_the_reference_is_what_the_commands_say():
