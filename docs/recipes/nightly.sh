@@ -3,7 +3,7 @@
 # usage: nightly.sh RUNS --server URL --drafter PATH [any other option of `eaglelab report`]
 # Exit code: that of the report (0 healthy, 1 broken or inconclusive, 2 to 6 see `eaglelab --help`).
 set -u
-runs=$1
+runs=${1:?usage: nightly.sh RUNS --server URL --drafter PATH}
 shift
 mkdir -p "$runs"
 out="$runs/$(date -u +%Y%m%dT%H%M%SZ)"
