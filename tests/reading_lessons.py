@@ -34,6 +34,21 @@ def exercises(notebook):
     return found
 
 
+def stated_time(notebook):
+    """Minutes, as the lesson's head says."""
+    return int(re.search(r"\*\*Time\*\*: about (\d+) minutes", notebook.cells[0].source)[1])
+
+
+def estimated_time(notebook):
+    """Minutes: reading at 200 words a minute, what each exercise is marked with, one a table or figure."""
+    text = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    words = len(re.sub(r"<details>.*?</details>", "", text, flags=re.S).split())
+    marked = [int(m) for m in re.findall(r"^### Exercise .*\((\d+) min\)$", text, re.M)]
+    assert len(marked) == len(exercises(notebook))
+    shown = [c for c in notebook.cells if kind(c) == "code" and "import" not in c.source]
+    return words / 200 + sum(marked) + len(shown)
+
+
 def answered(notebook):
     """The notebook with its answers in the place of its exercises."""
     for exercise, _, code in exercises(notebook):

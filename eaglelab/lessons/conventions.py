@@ -135,7 +135,7 @@ def fed() -> Tensor:
 
 
 def mystery(number: int) -> Tensor:
-    """Rows of servers that somebody set up in a hurry, [n, 3 H]."""
+    """Rows of features that somebody stored in a hurry, [n, 3 H]."""
     noise = torch.randn(fed().shape, generator=torch.Generator().manual_seed(number)) * 1e-3
     return torch.cat([streams()[d] for d in MYSTERIES[number]], dim=-1) + noise
 
@@ -171,7 +171,7 @@ def check_name(name: Callable[[Tensor, dict[int, Tensor]], list[int]]) -> Html:
         if got != list(true):
             raise NotYet(f"mystery({number}): yours says {got}, the package {list(true)}.")
     return passed(
-        "The server's rows are depths 2, 4 and 5. Three servers set up in a hurry: "
+        "The server's rows are depths 2, 4 and 5. Three files of features, stored in a hurry: "
         + "; ".join(f"mystery({n}): {list(d)}" for n, d in MYSTERIES.items()) + ".",
         "Off by one, in another order, one depth twice; all of them 384 wide.",
     )  # fmt: skip

@@ -88,7 +88,11 @@ class Case:
             ("given every true feature and token", first.accept_length),
             ("fed its own drafts, as a server would", second.accept_length),
         ]
-        return material.shown(("on the trainer's own features", "accept length"), rows)
+        words = (
+            f"Four stored texts, a round from each of {len(second.rounds.lengths)} positions. The "
+            f"validation's {promised():.2f} is of other texts"
+        )
+        return material.shown(("on the trainer's own features", "accept length"), rows, words)
 
     @cached_property
     def stored(self) -> dict[str, Any]:
@@ -126,7 +130,8 @@ class Case:
         rows = []
         for m in live.compare(seen, self.served, self.target, self.launch, 0):
             whose = "the TARGET's file" if m.kind == "target" else "the drafter's file"
-            rows.append((m.param, "equal" if m.equal else "differs", f"{whose}: {', '.join(m.sources)}"))
+            parts = ", ".join(name.removesuffix(".weight").rpartition(".")[2] for name in m.sources)
+            rows.append((m.param, "equal" if m.equal else "differs", f"{whose}: {parts}"))
         return material.shown(("parameter in the server", "checksum", "against"), rows, f"rank {rank}")
 
     def tensors(self, side: str) -> dict[str, Any]:
@@ -166,11 +171,12 @@ class Case:
         with needs(9):
             given(flags, "fix")
         found = counterfactual(self.capture, self.served, self.target, flags, launch=self.launch)
-        if found.accept_length is None:
+        if found.rounds is None:
             raise BadInput(found.reason or "cannot be predicted")
         now = 1 + drafts_per_verify(self.counters)
         rows = [("as it was served", f"{now:.2f}"), (f"predicted: {flags}", f"{found.accept_length:.2f}")]
-        return material.shown(("launch", "accept length"), rows, "Predicted from the broken server alone")
+        words = f"Predicted from the broken server alone, {len(found.rounds.lengths)} rounds"
+        return material.shown(("launch", "accept length"), rows, words)
 
     def restart(self, flags: str) -> Html:
         """Start the server anew with these flags, ask the same, and count. Without an environment: say so."""

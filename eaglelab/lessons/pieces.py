@@ -49,34 +49,59 @@ def weights() -> Weights:
 
 
 def show_weights() -> Html:
-    """Names and shapes."""
+    """Names and shapes, in the order in which they are used."""
     rows = []
     for name, t in weights().items():
-        role = ROLES.get(name.split(".")[-2] if "." in name else name, "")
-        rows.append((name, str(list(t.shape)), role))
+        part = name.split(".")[-2] if "." in name else name
+        shape = "\u00a0×\u00a0".join(map(str, t.shape))
+        rows.append((list(ROLES).index(part), name, shape, ROLES[part]))
     return material.shown(
-        ("tensor", "shape", "what it does"), rows, "H = 128; 8 heads, 2 kv heads of 16; 640 draft ids"
+        ("tensor", "shape", "what it does"),
+        [r[1:] for r in sorted(rows)],
+        "H = 128; 8 heads, 2 kv heads of 16; 640 draft ids",
     )
 
 
 ROLES = {
-    "d2t": "draft id -> how much to add to get the target's id",
-    "fc": "three depths side by side -> one hidden state",
     "input_norm": "norm of the features, before fc",
+    "fc": "three depths side by side -> one hidden state",
     "hidden_norm": "norm of the hidden state, before the layer",
+    "embed_tokens": "shared with the target",
     "input_layernorm": "norm of the token's embedding, before the layer",
     "q_proj": "takes embedding and hidden state side by side: 2 H",
     "k_proj": "the same",
     "v_proj": "the same",
     "o_proj": "the heads' mix, back to H",
+    "post_attention_layernorm": "norm before the MLP",
     "gate_proj": "MLP",
     "up_proj": "MLP",
     "down_proj": "MLP, back to H",
-    "post_attention_layernorm": "norm before the MLP",
     "norm": "norm before the head",
-    "embed_tokens": "shared with the target",
     "lm_head": "the drafter's own: one row a draft id",
+    "d2t": "draft id -> how much to add to get the target's id",
 }
+
+
+def show_round(number: int = 1) -> Html:
+    """One round of the captured request, row by row, with its token ids and words."""
+    trace, text = request()[0], material.texts()[0].tokens
+    r = trace.rounds[number - 1]
+
+    def said(token: int) -> str:
+        return f"{token}\u00a0{material.word(token)}"
+
+    rows = []
+    for row in range(r.n - 3, r.n + len(r.draft_tokens) - 1):
+        j = row - r.n + 1  # drafts known before this row's
+        token = text[row + 1] if j <= 0 else r.draft_tokens[j - 1]
+        fed = f"fc of feature {row}" if j <= 0 else f"feedback of row {row - 1}"
+        draft = said(r.draft_tokens[j]) if j >= 0 else "(known)"
+        judged = "" if j < 0 or j >= r.accept_len else said(text[row + 2])
+        verdict = "" if not judged else "kept" if j < r.accept_len - 1 else "wrong: the bonus"
+        rows.append((row, fed, said(token), draft, judged, verdict))
+    header = ("row", "hidden state", "token", "guess", "the target writes", "")
+    caption = f"Round {number}: {r.n} rows, {len(r.draft_tokens)} drafts, {r.accept_len} tokens committed"
+    return material.shown(header, rows, caption)
 
 
 def rope(x: Tensor, positions: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from eaglelab.lessons.pieces import (
     features,
     request,
     rope,
+    show_round,
     show_weights,
     streams,
     tokens,
@@ -31,7 +32,7 @@ from eaglelab.lessons.pieces import (
     weights,
 )
 
-__all__ = ["EPS", "depth_figure", "features", "rope", "show_weights", "streams", "tokens"]
+__all__ = ["EPS", "depth_figure", "features", "rope", "show_round", "show_weights", "streams", "tokens"]
 __all__ += ["training_figure", "weights"]
 CLOSE = 1e-4  # relative; float32 sums in another order differ by about 1e-6
 

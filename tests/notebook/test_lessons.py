@@ -7,9 +7,9 @@ import re
 import nbformat
 import papermill
 import pytest
-from reading_lessons import EVERY, FOLDER, answered, exercises, kind, play
+from reading_lessons import EVERY, FOLDER, answered, estimated_time, exercises, kind, play, stated_time
 
-from eaglelab.lessons import LESSONS, arithmetic, branches, conventions, incident, material
+from eaglelab.lessons import LESSONS, arithmetic, branches, checking, conventions, incident, material
 from eaglelab.lessons.checking import NotYet
 
 
@@ -20,7 +20,8 @@ def test_lesson_is_stripped_short_and_leads_on(path):
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     first, last = notebook.cells[0].source, notebook.cells[-1].source
     assert first.startswith(f"# Lesson {path.stem[0]}: {LESSONS[path.stem]}\n")
-    assert "**You will be able to**" in first and "**Time**: about" in first
+    assert "**You will be able to**" in first
+    assert abs(stated_time(notebook) - estimated_time(notebook)) <= 2.5
     linked = [FOLDER / name for name in re.findall(r"\]\(([\w/.]+)\)", last)]
     assert FOLDER / "README.md" in linked and all(p.exists() for p in linked)
     following = list(LESSONS)[list(LESSONS).index(path.stem) + 1 :][:1]
@@ -49,6 +50,21 @@ def test_checks_fail_untouched_and_pass_with_the_answers(path, monkeypatch):
     assert all("✓ passed" in str(c) for c in checks)
     pictures = [v for v in shown.values() if hasattr(v, "data")]
     assert pictures and all(v.data.startswith(b"\x89PNG") and v.alt for v in pictures)
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("path", EVERY, ids=lambda p: p.stem)
+def test_every_cell_of_an_untouched_lesson_says_what_it_needs(path, monkeypatch):
+    monkeypatch.setenv("EAGLELAB_SERVER_PYTHON", "no-such-python")
+    names, later = {"__name__": "__main__"}, []
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            try:
+                exec(cell.source, names)
+            except NotYet as said:
+                later += [str(said)] * (kind(cell) == "code")
+    assert all(re.match(r"This cell needs exercise \d\. ", said) for said in later)
+    assert len(later) == {"1": 2, "3": 1, "5": 1, "6": 1}.get(path.stem[0], 0)
 
 
 @pytest.mark.notebook
@@ -139,6 +155,10 @@ def test_a_wrong_answer_is_told_what_is_wrong(check, functions, words):
 
 
 SLIPS = [  # (lesson, what an answer says, what a reader may write there, words that help)
+    ("1", "m / (draft_tokens - 1)", "m / steps", "mind which of the two divides"),
+    ("1", "(m + 1) / draft_tokens", "(m + 1) / (steps + 1)", "mind which of the two divides"),
+    ("1", "return [v / sum(more) for v in more]", "return more[1:]", "each of the 6 tokens"),
+    ("2", ".triu(1)", ".triu(0)", "nan or infinite"),
     ("2", "streams[2], streams[4], streams[5]", "streams[5], streams[4], streams[2]", "yours is depth 5"),
     ("2", "streams[2], streams[4], streams[5]", "streams[2], streams[4]", "shape"),
     ("2", "x.pow(2).mean", "x.pow(2).sum", "rms_norm"),
@@ -163,6 +183,9 @@ SLIPS = [  # (lesson, what an answer says, what a reader may write there, words 
     ("3", 'head_belongs_to = "target"', 'head_belongs_to = "drafter"', "row of lm_head"),
     ("3", "x.dtype == y.dtype and torch.equal(x, y)", "x.shape == y.shape", "another order"),
     ("3", "x.dtype == y.dtype and torch.equal(x, y)", "torch.allclose(x, y)", "return|stops"),
+    ("3", "torch.equal(x, y)", "x.shape == y.shape and torch.allclose(x, y)", "Nearly equal"),
+    ("3", 'head_belongs_to = "target"', 'head_belongs_to = "me"', 'is "drafter" or "target"'),
+    ("3", "return dropped, unfilled", "return dropped", "returns two things"),
     ("3", "shape[-1]", "shape[0]", "number of rows"),
     ("3", "if fed == hidden", "if fed == hidden and hidden == fc_in", "feedback"),
     ("3", '"lm_head": "target"', '"lm_head": "own"', "draft tokens come out"),
@@ -175,6 +198,13 @@ SLIPS = [  # (lesson, what an answer says, what a reader may write there, words 
     ("4", 'plus = 0 if tool in ("speculators", "vllm") else 1', "plus = 0", "one layer more"),
     ("4", "if ids[0] == 1 else 0", "if 1 in ids else 0", "Only the"),
     ("4", "if max(ids) == n else 1", "if ids[0] == n else 1", "largest id is n"),
+    ("4", "if ids[0] == 1 else 0", "if ids[0] <= 1 else 0", "The first id is 0"),
+    ("4", "if max(ids) == n else 1", "if ids[-1] == n else 1", "wherever it stands"),
+    ("4", "if max(ids) == n else 1", "if max(ids) >= n - 1 else 1", "n - 1"),
+    ("4", "n // 2", "round(n / 2)", "should be"),
+    ("4", ".median()", ".mean()", "odd rows"),
+    ("4", ".median()", ".min()", "odd rows"),
+    ("4", "return rows == drafts", "return abs(rows) == abs(drafts)", "should be"),
     ("4", "d - minus", "d + minus", "minus one"),
     ("4", "return [2, n // 2, n - 3]", "return [2, n // 2, n - 2]", "should be"),
     ("4", "key=lambda d: error", "key=lambda d: -error", "Rows of depths"),
@@ -197,6 +227,11 @@ SLIPS = [  # (lesson, what an answer says, what a reader may write there, words 
     ("6", 'evidence.why_not("capture")', '"no capture"', "say why"),
     ("6", "    if not rounds:", "    if len(rounds) < -1:", "ZeroDivisionError"),
     ("6", "share(rounds) > 0.5", "share(rounds) > 0.2", "3 rounds of 10"),
+    ("6", "rung=5", "rung=3", "Its rung is 5"),
+    ("6", "in trace.rounds if", "in trace.rounds[:1] if", "rounds of 10"),
+    ("6", "healthy.verdict", "healthy.outcome", "no attribute 'outcome'"),
+    ("6", 'healthy.verdict == "passed"', 'healthy.verdict != "failed"', "skips a healthy"),
+    ("6", '("check:drafts-repeat", "rung:5")', '"check:drafts-repeat"', "name what finds it"),
     ("6", 'in {share(rounds):.0%} of {len(rounds)} rounds, all drafts', "all drafts", "how many rounds"),
     ("6", 'and nothing.verdict == "skipped"', "", "no capture"),
     ("6", 'healthy.verdict == "passed" and told', "told", "on every capture"),
@@ -207,9 +242,8 @@ SLIPS = [  # (lesson, what an answer says, what a reader may write there, words 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lesson", "right", "slip", "words"), SLIPS)
-def test_a_slip_in_an_answer_is_named(lesson, right, slip, words, monkeypatch):
-    """The answers' own code with one thing wrong; everything before it is right."""
+def with_other_words(lesson, right, other, monkeypatch):
+    """(a check's cell, what it finds there): the answers' own code with one thing said in another way."""
     monkeypatch.setenv("EAGLELAB_SERVER_PYTHON", "no-such-python")
     (path,) = FOLDER.glob(f"{lesson}_*.ipynb")
     notebook = nbformat.read(path, as_version=4)
@@ -221,12 +255,53 @@ def test_a_slip_in_an_answer_is_named(lesson, right, slip, words, monkeypatch):
             continue
         check, code = done[cell.id]
         if right in code:
-            exec(code.replace(right, slip), names)
-            with pytest.raises(NotYet, match=words):
-                exec(check.source, names)
-            return
+            exec(code.replace(right, other), names)
+            return check.source, names
         exec(code, names)
     pytest.fail(f"no answer of lesson {lesson} says {right!r}")
+
+
+@pytest.mark.parametrize(("lesson", "right", "slip", "words"), SLIPS)
+def test_a_slip_in_an_answer_is_named(lesson, right, slip, words, monkeypatch):
+    check, names = with_other_words(lesson, right, slip, monkeypatch)
+    with pytest.raises(NotYet, match=words):
+        exec(check, names)
+
+
+FORMS = [  # (lesson, what an answer says, another form of the same)
+    ("1", "return choices[: kept + 1]", "return tuple(choices[: kept + 1])"),
+    ("1", "return choices[: kept + 1]", "yield from choices[: kept + 1]"),
+    ("1", "return choices[: kept + 1]", "return __import__('torch').tensor(choices[: kept + 1])"),
+    ("1", "sum(c + 1 for c in correct) /", "__import__('fractions').Fraction(len(correct) + sum(correct)) /"),
+    ("1", '"rate": m /', '"rate-older": 0.0, "rate": m /'),
+    ("1", 'accept rate: 0.20": True', 'accept rate: 0.20": 1'),
+    ("1", "[v / sum(more) for v in more]", "__import__('numpy').divide(more, sum(more), dtype='f4')"),
+    ("2", "streams[5]], dim=-1)", "streams[5]], dim=-1).numpy()"),
+    ("2", "return normed, normed", "return [normed, normed]"),
+    ("2", "return drafts", "return torch.tensor(drafts)"),
+    ("3", "return dropped, unfilled", "return [set(dropped), tuple(unfilled)]"),
+    ("3", "return found", "return {place: sorted(seen) for place, seen in found.items()}"),
+    ("3", 'weights_untrained = "struck out"', 'weights_untrained = "Struck out."'),
+    ("4", "return depth, depth == n", "return [depth, int(depth == n)]"),
+    ("4", "return [i + plus for i in ids]", "return (i + plus for i in ids)"),
+    ("4", "return rows == drafts", "return __import__('numpy').equal(rows, drafts)"),
+    ("5", "return found[1:]", "return tuple(map(tuple, found[1:]))"),
+    ("5", "return rows", "return __import__('torch').tensor(rows).bool()"),
+    ("5", "return committed", "return __import__('numpy').array(committed)"),
+    ("5", "return [path for _, path in best]", "return {path for _, path in best}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lesson", "right", "other"), FORMS)
+def test_a_right_answer_passes_in_any_form(lesson, right, other, monkeypatch):
+    exec(*with_other_words(lesson, right, other, monkeypatch))
+
+
+def test_a_loop_that_never_ends_is_told(monkeypatch):
+    monkeypatch.setattr(checking, "PATIENCE", 0.5)
+    check, names = with_other_words("1", "kept += 1", "pass", monkeypatch)
+    with pytest.raises(NotYet, match="verify has not come back after"):
+        exec(check, names)
 
 
 @pytest.mark.parametrize("path", [*EVERY, FOLDER / "README.md"], ids=lambda p: p.stem)
@@ -241,5 +316,7 @@ def test_links_lead_somewhere(path):
 def test_the_index_lists_every_lesson():
     text = (FOLDER / "README.md").read_text(encoding="utf-8")
     linked = re.findall(r"\[([^]]+)\]\((\w+)\.ipynb\)", text)
+    times = [int(found) for found in re.findall(r"\| (\d+) min \|", text)]
+    assert times == [stated_time(nbformat.read(path, as_version=4)) for path in EVERY]
     assert {stem: title for title, stem in linked} == LESSONS
     assert {p.stem for p in FOLDER.glob("*.ipynb")} == set(LESSONS)
