@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -92,6 +93,9 @@ class Recording:
         self.server, self.out, self.show, self.patience = server, Path(out), progress or bar(), patience
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise BadInput(f"{self.out} exists; name a new folder for the capture, or an empty one")
+        above = next(p for p in (self.out.absolute(), *self.out.absolute().parents) if p.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            raise BadInput(f"{self.out}: {above} is no folder that can be written to; nothing was recorded")
         self.facts = server.require_speculation()
         _check_hooks(server, server.probe_status(self.facts))
         self.size = batch or min(8, int(self.facts.fields.get("max_running_requests") or 8))

@@ -270,6 +270,8 @@ def test_an_existing_folder_is_never_touched(tmp_path):
     (out / "mine").write_text("x")
     with pytest.raises(BadInput, match="out exists"):
         capture_server(made.server(), made.prompts(), out, progress=quiet)
+    with pytest.raises(BadInput, match="mine is no folder that can be written to"):
+        capture_server(made.server(), made.prompts(), out / "mine" / "below", progress=quiet)
     assert made.order is None and (out / "mine").exists(), "refused before anything is armed"
     (out / "mine").unlink()
     capture_server(made.server(), made.prompts(), out, progress=quiet)  # an empty one is welcome
