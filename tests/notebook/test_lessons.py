@@ -29,6 +29,8 @@ def test_lesson_is_stripped_short_and_leads_on(path):
     assert exercises(notebook)
     for cell in notebook.cells:
         assert not re.search(r"""["'(]/\w""", cell.source)  # no absolute paths
+        drawn = "".join(re.findall(r"```text\n(.*?)```", cell.source, re.S))
+        assert max(map(len, drawn.splitlines()), default=0) <= 72  # a longer line wraps in JupyterLab
         if cell.cell_type == "code":
             assert cell.outputs == [] and cell.execution_count is None
         if kind(cell) == "exercise":
