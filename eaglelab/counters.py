@@ -95,10 +95,14 @@ class Counters:
         reason = "the server has counted no verify"
         if missing:
             reason = f"the server's answers do not count {' and '.join(missing)}"
-        return [
-            Measurement(name=a, value=b, unit=c, definition=e, reason=reason if b is None else None)
-            for a, b, c, e in rows
-        ]
+        found = []
+        for name, value, unit, words in rows:
+            why, count = (reason, None) if value is None else (None, self.verifies)
+            count = None if name.endswith(".lifetime") else count  # of every request, not of ours
+            found.append(
+                Measurement(name=name, value=value, unit=unit, count=count, definition=words, reason=why)
+            )
+        return found
 
     def value(self, name: str) -> float | None:
         """A figure by its definition; None where a counter that it needs is not told."""
