@@ -158,7 +158,7 @@ class Event:
     def fail(self, name: str, text: str) -> BadInput:
         where = f"{self.capture.path / 'events.jsonl'}, line {self.line}"
         return BadInput(
-            f"{where} ({self.kind}, rank {self.rank}, seq {self.data.get('seq')}), {name}: {text}"
+            f"{where} ({self.kind}, rank {self.data.get('rank')}, seq {self.data.get('seq')}), {name}: {text}"
         )
 
 
@@ -206,7 +206,7 @@ class Capture:
 
     def events(self, rank: str | None = None, kind: str | None = None) -> Iterator[Event]:
         for event in self._events:
-            if rank in (None, event.rank) and kind in (None, event.kind):
+            if (rank is None or rank == event.rank) and (kind is None or kind == event.kind):
                 yield event
 
     @cached_property

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from capture_maker import edit_event, make_capture
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eaglelab.capture import CaptureWriter, from_float32, open_capture, to_float32
@@ -249,6 +249,7 @@ def test_a_damaged_file_is_named(tmp_path, name):
     byte=st.integers(0, 255),
     name=st.sampled_from(["events.jsonl", "capture.json"]),
 )
+@example(place=6988, byte=32, name="events.jsonl")  # an event without a rank
 def test_a_changed_byte_is_refused_or_harmless(place, byte, name):
     """Whatever one byte becomes: BadInput, or a capture that can be read; never another error."""
     with tempfile.TemporaryDirectory() as folder:
