@@ -389,8 +389,10 @@ def _sglang_flags(flags: list[str] | None) -> list[str]:
 
 
 def main() -> None:
-    """Entry point. SIGTERM unwinds like Ctrl-C, so that servers and kernels are stopped."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Entry point. SIGTERM and a lost terminal unwind like Ctrl-C: servers and kernels are stopped."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # not so under nohup
+            signal.signal(number, signal.default_int_handler)
     app()
 
 

@@ -179,12 +179,12 @@ class Recording:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block: an order cut short would leave a server armed."""
+    """Ctrl-C and the like wait for the end of the block: an order cut short would leave a server armed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     before = {n: handler for n, handler in before.items() if callable(handler)}
     for number in before:
         signal.signal(number, lambda number, _: came.append(number))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -56,6 +57,20 @@ def test_an_example_is_one_line_to_copy():
         'eaglelab diagnose --drafter DRAFTER --target config.json --launch "--speculative-algorithm EAGLE"'
     )
     assert f"  {example}\n" in run("diagnose", "--help").output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_signals_unwind_like_ctrl_c_unless_they_are_ignored(monkeypatch, number, before):
+    monkeypatch.setattr(cli, "app", lambda: os.kill(os.getpid(), number))
+    known = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(number, before)
+    try:
+        with pytest.raises(KeyboardInterrupt) if before is signal.SIG_DFL else contextlib.nullcontext():
+            cli.main()
+    finally:
+        for n, handler in known.items():
+            signal.signal(n, handler)
 
 
 def test_version_and_codes_in_the_help():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,47 @@ def test_locks_pin_the_torch_that_has_cpu_wheels(file):
 def test_the_server_is_the_version_that_the_facts_are_about():
     assert lock("server.txt")["sglang"] == "0.5.23"
     assert lock("test.txt")["speculators"] == "0.9.0"
+
+
+@pytest.mark.parametrize(
+    ("user", "ci", "apt", "playwright", "asked"),
+    [
+        (0, "true", 0, 0, ["apt-get update -qq", "apt-get install -y -qq --no-install-recommends chromium"]),
+        (0, "true", 1, 0, ["apt-get update -qq", "playwright install chromium"]),
+        (0, "", 0, 0, ["playwright install chromium"]),
+        (7, "true", 0, 0, ["playwright install chromium"]),
+        (7, "true", 0, 1, ["playwright install chromium"]),
+    ],
+)
+def test_a_browser_is_found_or_had(tmp_path, user, ci, apt, playwright, asked):
+    """browser.sh: nothing where there is one; Debian's only in CI and as root; else playwright's own."""
+    home, tools, log = tmp_path / "a checkout", tmp_path / "bin", tmp_path / "log"
+
+    def make(path, code, says="", logs=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        line = f'echo "{path.name} $*" >>"{log}"\n' if logs else ""
+        path.write_text(f"#!{shutil.which('sh')}\n{line}{says}\nexit {code}\n")
+        path.chmod(0o755)
+
+    make(home / ".venv/bin/playwright", playwright)
+    make(tools / "apt-get", apt)
+    make(tools / "id", 0, f"echo {user}", logs=False)
+    for name in ("dirname", "timeout"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    (home / "requirements").mkdir()
+    script = shutil.copy(ROOT / "requirements/browser.sh", home / "requirements")
+
+    def run():
+        environment = {"PATH": str(tools), "CI": ci}
+        return subprocess.run([shutil.which("sh"), script], env=environment, capture_output=True, text=True)
+
+    done = run()
+    lines = log.read_text().splitlines()
+    assert [line[: len(a)] for line, a in zip(lines, asked, strict=True)] == asked
+    assert done.returncode == 0 and ("no browser could be had" in done.stderr) == bool(playwright)
+    make(tools / "chromium", 0, logs=False)
+    log.unlink()
+    assert run().returncode == 0 and not log.exists()
 
 
 def test_import_is_light():
