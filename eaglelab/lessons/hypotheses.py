@@ -43,7 +43,7 @@ def check_symptom(case: Case, function: Callable[[list[dict[str, int]]], float])
         (lengths, "That is the accept length; asked are accepted drafts a verify, without the bonus."),
     ]
     compare(function, calls, hints)
-    m = function(case.counters)
+    m = float(function(case.counters))
     verifies = sum(c["spec_verify_ct"] for c in case.counters)
     return passed(
         f"Here: {m:.4f} drafts a verify over {verifies} verifies, accept length {1 + m:.2f}.",

@@ -109,7 +109,7 @@ def check_share(share: Callable[[Rounds], float]) -> Html:
         (lambda rs: sum(len(set(r)) == 1 for r in rs) / len(rs), "A round of one draft is no evidence."),
     ]
     count = compare(share, cases, hints)
-    healthy, stuck = (share(drafts(evidence(kind))) for kind in ("healthy", "stuck"))
+    healthy, stuck = (float(share(drafts(evidence(kind)))) for kind in ("healthy", "stuck"))
     return passed(f"{count} cases. The shipped capture: {healthy:.0%}; the doctored one: {stuck:.0%}.")
 
 

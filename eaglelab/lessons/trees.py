@@ -210,7 +210,7 @@ def check_rates(rate: Callable[[float, int], float]) -> Html:
     servers = material.figures()["measure"]["servers"]
     chain, tree = servers["EAGLE3"]["accept_length"], servers["EAGLE3 topk 4"]["accept_length"]
     return passed(
-        f"The two servers: {rate(chain, 6):.2f} for the chain (accept length {chain:.2f}), "
-        f"{rate(tree, NODES):.2f} for the tree ({tree:.2f}).",
-        f"No tree of 5 steps and 16 draft tokens can have a rate above {rate(6.0, NODES):.2f}.",
+        f"The two servers: {float(rate(chain, 6)):.2f} for the chain (accept length {chain:.2f}), "
+        f"{float(rate(tree, NODES)):.2f} for the tree ({tree:.2f}).",
+        f"No tree of 5 steps and 16 draft tokens can have a rate above {float(rate(6.0, NODES)):.2f}.",
     )
