@@ -173,9 +173,12 @@ def figure(history: History) -> Figure:
                 axes.plot((x, x), r.interval, color=colour, linewidth=1.5, alpha=0.6)
             if r.folder in marks:
                 axes.axvline(x, color="#888888", linewidth=0.9, linestyle=":")
+                top = (
+                    r.interval[1] if r.interval else r.value
+                ) or 1.0  # beside its own point: lines share nights
                 axes.annotate(
-                    str(marks[r.folder]), (x, 1.0), xycoords=("data", "axes fraction"), xytext=(2, -11),
-                    textcoords="offset points", fontsize=9.5, color=INK,
+                    str(marks[r.folder]), (x, top), xytext=(3, 3), textcoords="offset points", fontsize=9.5,
+                    color=INK,
                 )  # fmt: skip
     locator = dates.AutoDateLocator(minticks=2, maxticks=8)
     axes.xaxis.set_major_locator(locator)
