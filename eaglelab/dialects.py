@@ -253,8 +253,15 @@ def _unknown(config: dict, names: set[str], listed: list, where: str) -> BadInpu
             f"{where}: field 'speculators_model_type' is {config['speculators_model_type']!r}, "
             f"architectures {listed}: not an EAGLE-3 drafter of speculators; is this the right folder?"
         )
-    known = "; ".join(f"{d.name}: {', '.join(d.architectures)}" for d in DIALECTS)
     fc = any("fc.weight" in n for n in names)
+    layers = {m[1] for n in names if (m := re.search(r"\blayers\.(\d+)\.", n))}
+    if not fc and len(layers) > 3:
+        return BadInput(
+            f"{where}: {len(layers)} layers and no fc.weight: this looks like a whole target model "
+            f"({', '.join(map(str, listed)) or 'no architecture'}). Give the drafter's folder here, and this "
+            "one as --target"
+        )
+    known = "; ".join(f"{d.name}: {', '.join(d.architectures)}" for d in DIALECTS)
     hint = "its tensors look like an EAGLE-3 drafter's" if fc else "no fc.weight"
     return BadInput(
         f"{where}: field 'architectures' is {listed or 'missing'} ({hint}), which is no dialect known here "

@@ -7,6 +7,7 @@ kimi_k25_eagle3.py; vllm models/llama_eagle3.py; for the trainers see `dialects.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,6 +119,22 @@ def read_ids(config: dict, where: str) -> tuple[int, ...] | None:
             f"{where}: field 'eagle_aux_hidden_state_layer_ids' is {ids!r}; expected a list of integers"
         )
     return tuple(ids)
+
+
+def _no_other_ids(where: str, *configs: dict) -> None:
+    """BadInput if ids stand under a key that no engine reads: the default would be taken without a word."""
+    for config in configs:
+        for key, value in config.items():
+            if (
+                re.search(r"(?<!moe_)layer_ids$|layers_to_capture$", key)
+                and isinstance(value, list)
+                and value
+            ):
+                raise BadInput(
+                    f"{where}: field {key!r} is {value}, which neither SGLang nor vLLM reads. Are these the "
+                    "target's layers that fc takes? Then write them as eagle_aux_hidden_state_layer_ids, at "
+                    "the top and in eagle_config; else take them out"
+                )
 
 
 def transformer_settings(config: dict, where: str, strict: bool) -> dict[str, Any]:
@@ -246,6 +263,8 @@ def _flat(config: dict, where: str, values: dict[str, Any]) -> dict[str, Any]:
             f"which vLLM reads first, and {list(ids or ())} in eagle_config, which SGLang reads. Which "
             "was it trained with? Correct the other"
         )
+    if ids is None and outer is None:
+        _no_other_ids(where, nested, config)
     return dict(
         target_hidden_size=field(config, "target_hidden_size", int, where, values["hidden_size"]),
         draft_vocab_size=field(config, "draft_vocab_size", int, where, values["vocab_size"]),

@@ -248,8 +248,37 @@ def test_an_unknown_dialect_is_a_question(tmp_path):
     )
     with pytest.raises(BadInput, match="'speculators_model_type' is 'dflash'"):
         open_checkpoint(folder)
-    with pytest.raises(BadInput, match="no dialect known"):
+    with pytest.raises(BadInput, match="8 layers and no fc.weight: this looks like a whole target model"):
         open_checkpoint(TARGET)
+
+
+@pytest.mark.parametrize(
+    ("part", "rows", "columns", "says"),
+    [
+        ("self_attn.q_proj", 100, 256, "128 rows, so it is damaged"),
+        ("mlp.down_proj", 128, 300, "384 columns, so it is damaged"),
+        ("lm_head", 600, 128, "640 rows, so it is damaged"),
+    ],
+)
+def test_a_tensor_cut_short_is_no_wrong_config(tmp_path, part, rows, columns, says):
+    """Other tensors bear the config out. Where none does (all of test_catalogue's), the config is wrong."""
+    name = f"{part}.weight" if part == "lm_head" else f"midlayer.{part}.weight"
+    with pytest.raises(BadInput, match=says) as error:
+        open_checkpoint(edited(tmp_path / "d", add={name: torch.ones(rows, columns).bfloat16()}))
+    assert error.value.faults == ("weights-not-sane",)
+
+
+def test_ids_under_a_key_that_nobody_reads_are_a_question(tmp_path):
+    ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": None}}
+    with pytest.raises(BadInput, match=r"'target_layer_ids' is \[1, 2, 4\], which neither SGLang"):
+        open_checkpoint(edited(tmp_path / "d", config=ids | {"target_layer_ids": [1, 2, 4]}))
+    assert open_checkpoint(edited(tmp_path / "e", config=ids | {"moe_layer_ids": [1]})).aux_layer_ids is None
+
+
+def test_a_pointer_of_git_lfs_is_called_so(tmp_path):
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 1\n")
+    with pytest.raises(BadInput, match="run git lfs pull"):
+        list(read_header(tmp_path / "model.safetensors"))
 
 
 def shards(folder: Path, where: dict | None = None) -> Path:
