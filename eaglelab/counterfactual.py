@@ -73,10 +73,7 @@ def counterfactual(
     try:
         edited = checkpoint.with_config(config) if config else checkpoint
         found.feed, found.wiring = served(edited, after)
-        used, found.source = _texts(capture, found.feed, _feed(checkpoint, before))
-        drafter = Drafter(edited, found.wiring, target, device, getattr(torch, found.wiring.dtype))
-        speculation = Speculation.of(after)
-        found.rounds = Rounds.join([simulate(drafter, text, speculation) for text in used], after.steps)
+        _simulate(found, capture, edited, target, _feed(checkpoint, before), device)
     except BadInput as error:
         found.reason = str(error)
     return found
@@ -105,15 +102,22 @@ def undo(
         form = evidence.checkpoint.with_config(config) if config else evidence.checkpoint
         feed, wiring = served(form, after)
         found.feed, found.wiring = as_trained((feed, wiring), evidence.trained, fields)
-        used, found.source = _texts(capture, found.feed, _feed(evidence.checkpoint, launch))
-        drafter = Drafter(
-            _tensors(evidence, form, fields), found.wiring, target, device, getattr(torch, found.wiring.dtype)
-        )
-        speculation = Speculation.of(after)
-        found.rounds = Rounds.join([simulate(drafter, text, speculation) for text in used], after.steps)
+        tensors = _tensors(evidence, form, fields)
+        _simulate(found, capture, tensors, target, _feed(evidence.checkpoint, launch), device)
     except BadInput as error:
         found.reason = str(error)
     return found
+
+
+def _simulate(
+    found: Prediction, capture: Capture, tensors: Any, target: TargetModel, now: Feed | None, device: str
+) -> None:
+    """Fill in the rounds of a prediction with feed and wiring; `now`: the feed that was captured."""
+    assert found.feed is not None and found.wiring is not None
+    used, found.source = _texts(capture, found.feed, now)
+    drafter = Drafter(tensors, found.wiring, target, device, getattr(torch, found.wiring.dtype))
+    speculation = Speculation.of(found.launch)
+    found.rounds = Rounds.join([simulate(drafter, text, speculation) for text in used], found.launch.steps)
 
 
 def as_trained(

@@ -85,7 +85,14 @@ class ChunkName:
         return () if self.match == "none" else (self.place, *self.rivals)
 
     def __str__(self) -> str:
-        other = f"; next {self.runner_up} at {self.runner_up_error:.2g}" if self.runner_up else ""
+        other = ""
+        if self.runner_up:
+            form = (
+                " before the final norm"
+                if self.place.final_norm and self.runner_up.depth == self.depth
+                else ""
+            )
+            other = f"; next {self.runner_up}{form} at {self.runner_up_error:.2g}"
         figures = f"error {self.error:.2g}{other}, {self.confidence:.0%} of {self.rows} rows"
         if self.related:
             return self.related.words
