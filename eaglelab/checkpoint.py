@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from eaglelab.layer_ids import default_depths
 from eaglelab.shapes import check_shapes
 from eaglelab.tensorfile import TensorInfo, read_folder, read_json
 from eaglelab.vocabulary import as_offsets
+
+FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,12 @@ class Checkpoint:
         if "fc.weight" in self.tensors:
             return self.tensors["fc.weight"].shape[1] // self.target_hidden_size
         return len(self.aux_layer_ids or (0, 0, 0))
+
+    @property
+    def dtype(self) -> str:
+        """What most of its numbers are stored in; a config may say otherwise, or nothing."""
+        stored = [info.dtype for info in self.tensors.values() if info.dtype in FLOATS]
+        return max(stored, key=stored.count) if stored else self.settings.dtype
 
     @property
     def takes_features(self) -> bool:
@@ -192,12 +201,13 @@ def assemble(
     path: Path, config: dict[str, Any], by_file_name: dict[str, TensorInfo], asked: str | None = None
 ) -> Checkpoint:
     """A checkpoint from its config and its tensors by the names in the file."""
-    where = str(path / "config.json")
-    dialect, rivals = recognise(config, by_file_name, where, asked)
+    where, wrapper = str(path / "config.json"), _wrapper(by_file_name)
+    names = [name.removeprefix(wrapper) for name in by_file_name]
+    dialect, rivals = recognise(config, names, where, asked)
     tensors: dict[str, TensorInfo] = {}
     unknown = []
     for name, info in by_file_name.items():
-        canonical = dialect.canonical(name)
+        canonical = dialect.canonical(name.removeprefix(wrapper))
         if canonical is None:
             unknown.append(name)
         elif canonical in tensors:
@@ -214,6 +224,13 @@ def assemble(
         form = "absolute" if absolute else "offset"
     file_names = tuple(by_file_name)
     return Checkpoint(path, dialect, config, settings, tensors, tuple(unknown), file_names, rivals, form)
+
+
+def _wrapper(names: Mapping[str, Any]) -> str:
+    """What a wrapper of the trainer's (module., _orig_mod.) put before every name: no engine strips it."""
+    shared = commonprefix(list(names)) if len(names) > 1 else ""
+    shared = shared[: shared.rfind(".") + 1]
+    return "" if shared == "model." else shared  # which dialects and engines know
 
 
 TARGET_NAMES = {

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaglelab.checkpoint import Checkpoint, TargetModel, open_checkpoint, open_target
+from eaglelab.checkpoint import FLOATS, Checkpoint, TargetModel, open_checkpoint, open_target
 from eaglelab.diff import diff, diff_tensors
 from eaglelab.errors import BadInput
 from eaglelab.evidence import Evidence
@@ -147,6 +147,9 @@ def launch_of(flags: str, capture: Capture | None, target: TargetModel | None, e
     facts = target.facts if target else capture.launch.target if capture else None
     if capture is not None:
         launch = capture.launch.with_flags(flags) if flags else capture.launch
+        kinds = {str(p["dtype"]).removeprefix("torch.") for some in capture.parameters.values() for p in some}
+        if launch.dtype is None and len(live := kinds & set(FLOATS)) == 1:  # it runs, whatever configs say
+            launch = launch.edit(dtype=live.pop())
         launch = launch.edit(version=engine_version(engine)) if engine else launch
         return launch.with_target(facts)
     if not flags:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from eaglelab.checkpoint import Checkpoint, TargetModel
-from eaglelab.tensorfile import TensorInfo, to_float32
+from eaglelab.tensorfile import TensorInfo, some_rows, to_float32
 from eaglelab.wiring import Wiring
 
 MANTISSA = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 EXPONENT = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
+RANGE = {"float16": (65504.0, 2.0**-14), "bfloat16": (3.38e38, 2.0**-126), "float32": (3.4e38, 2.0**-126)}
 ROWS = 1 << 22  # numbers compared in one step
 
 # What a difference means, where no tensor could make it harmless.
@@ -68,8 +69,25 @@ class Evidence:
         return plain, "rope is relative: the same shift of every position changes no attention score"
 
     def _dtype(self, a: str, b: str) -> tuple[bool, str]:
-        wider = MANTISSA.get(b, 0) >= MANTISSA.get(a, 99) and EXPONENT.get(b, 0) >= EXPONENT.get(a, 99)
-        return wider, f"every {a} number is exact in {b}" if wider else f"{b} cannot hold every {a} number"
+        """Fewer digits are rounding, which moves near-ties alone; a smaller range may lose whole numbers."""
+        if EXPONENT.get(b, 0) < EXPONENT.get(a, 99):
+            lost = self._lost(a, b)
+            return not lost, lost or f"no number of the file leaves {b}'s range"
+        if MANTISSA.get(b, 0) >= MANTISSA.get(a, 99):
+            return True, f"every {a} number is exact in {b}"
+        return True, f"rounded to {b}, which moves near-ties only"
+
+    def _lost(self, a: str, b: str) -> str:
+        """Tensors with numbers that are infinite in `b`, or vanish: more than one in a hundred."""
+        for name, info in self.copy.tensors.items() if self.copy else ():
+            if info.dtype != a:
+                continue
+            some = np.abs(to_float32(some_rows(info), a))
+            some = some[some > 0]
+            most, least = RANGE[b]
+            if (some > most).any() or (some < least).mean() > 0.01:
+                return f"numbers of {name} leave {b}'s range"
+        return ""
 
     def _norm_before_fc(self, a: str, b: str) -> tuple[bool, str]:
         bypassed = self.trained.fc == self.served.fc == "bypassed"

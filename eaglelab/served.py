@@ -183,6 +183,10 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[Refusal]:
             "layer only; 0.5.12 and later serve several",
             "multi-layer-drafter",
         )
+    if (act := config.get("hidden_act") or "silu") != "silu":
+        refuse(
+            f"{where}: field 'hidden_act' is {act!r}: SGLang's drafters take silu only, and stop on another"
+        )
     if s.latent:
         for text in _latent_refusals(checkpoint, launch):
             refuse(f"{where}: {text}")
@@ -220,7 +224,14 @@ def refusals(checkpoint: Checkpoint, launch: Launch) -> list[Refusal]:
                 f"to {reached:,} of {s.vocab_size:,}; convert it: offsets are written then",
                 "d2t-absolute",
             )
-    feed = _feed(checkpoint, launch)
+    feed, own = _feed(checkpoint, launch), cast(launch.dtype, s.dtype)
+    if feed.dtype != own:  # run on a CPU: "expected m1 and m2 to have the same dtype"
+        refuse(
+            f"{where}: the target hands over {feed.dtype}, and this drafter's parameters are {own} (field "
+            f"'torch_dtype' is {config.get('dtype') or config.get('torch_dtype')!r}): SGLang stops at the "
+            f"first request; write {feed.dtype} there, or launch with --dtype {feed.dtype}",
+            "checkpoint-dtype",
+        )
     if not feed.width:
         refuse(
             f"{where}: none of the layer ids is captured on {target and target.architecture}: SGLang stops",

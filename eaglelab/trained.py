@@ -19,10 +19,10 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
     s, tensors = checkpoint.settings, checkpoint.tensors
     chunks = checkpoint.feature_count
     if checkpoint.takes_features:
-        feed = Feed(checkpoint.depths_in(target), chunks * s.target_hidden_size, dtype=s.dtype)
+        feed = Feed(checkpoint.depths_in(target), chunks * s.target_hidden_size, dtype=checkpoint.dtype)
     else:  # the target's last hidden state, after its final norm, stands in the drafter's place
         last = (target.num_layers,) if target else ()
-        feed = Feed(last, s.target_hidden_size, final_norm=True, dtype=s.dtype)
+        feed = Feed(last, s.target_hidden_size, final_norm=True, dtype=checkpoint.dtype)
     per_chunk = s.fc_norm or "fc_norm.0.weight" in tensors
     whole = s.norm_before_fc or "input_norm.weight" in tensors
     names = set(tensors)
@@ -53,5 +53,5 @@ def trained(checkpoint: Checkpoint, target: Target | None = None) -> tuple[Feed,
         logits_width=s.draft_vocab_size,
         vocab_map="d2t" if "d2t" in names else "identity",
         position_start=checkpoint.spelling.position_start,
-        dtype=s.dtype,
+        dtype=checkpoint.dtype,
     )

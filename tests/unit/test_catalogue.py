@@ -155,7 +155,12 @@ STATIC = {
         {"add": ones(LAYER + "q_norm.weight", 16)},
         {"add": ones(LAYER + "q_proj.bias", 128)},
     ],
-    "checkpoint-dtype": [{"config": {"torch_dtype": "float32"}}],
+    "checkpoint-dtype": [
+        {
+            "launch": f"{EAGLE3} --dtype float16",
+            "add": {"lm_head.weight": torch.full((640, 128), 1e-9).bfloat16()},
+        }
+    ],
     "ids-missing": [{"config": {IDS: [2, 4, 5], "eagle_config": {IDS: None}}}],
     "norm-before-residual": [{"config": {"norm_before_residual": True}, "base": SPECULATORS}],
     "norm-before-fc-not-applied": [{"config": {"eagle_config": {"norm_before_fc": False}}}],
@@ -163,7 +168,7 @@ STATIC = {
     "sliding-window-ignored": [{"config": WINDOW}],
     "multi-layer-drafter": [{"layers": 2}],
     "position-offset": [{"version": "0.5.11"}],
-    "chunk-order": [{"config": {"eagle_config": {IDS: [3, 1, 4]}}}],
+    "chunk-order": [{"config": {"eagle_config": {IDS: [3, 1, 4]}, "eaglelab_dialect": "specforge"}}],
     "tensors-dropped": [{"rename": {"midlayer": "block"}}],
     "parameters-not-loaded": [{"drop": ["lm_head"]}],
 }
@@ -253,6 +258,7 @@ def test_what_inspect_is_said_to_find_it_refuses(slug, tmp_path):
             "SGLang stops at the first",
         ),
         ("d2t-absolute", {"absolute": 640}, "d2t holds target ids"),
+        ("checkpoint-dtype", {"config": {"torch_dtype": "float16"}}, "hands over bfloat16"),
     ],
 )
 def test_what_the_engine_is_said_to_refuse(slug, case, says, tmp_path):

@@ -421,9 +421,8 @@ def test_later_layers_norm(tmp_path):
     [
         ("bfloat16", None, "bfloat16", None),
         ("bfloat16", "float32", "float32", True),
-        ("bfloat16", "float16", "float16", False),
-        ("float32", None, "float16", False),  # SGLang serves float32 as float16 unless told otherwise
-        ("float32", "bfloat16", "bfloat16", False),
+        ("bfloat16", "float16", "float16", True),  # none of these numbers leaves float16's range
+        ("float32", "bfloat16", "bfloat16", None),  # whatever the config says, the tensors are bfloat16
         ("float16", "float32", "float32", True),
     ],
 )
@@ -437,6 +436,22 @@ def test_dtype(tmp_path, dtype, asked, live, inert):
         if d.field == "dtype" and d.part == "wiring"
     ]
     assert [d.inert for d in found] == ([] if inert is None else [inert])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", None])
+def test_a_drafter_of_another_dtype_than_its_target_is_refused(tmp_path, dtype):
+    """As genuine SGLang did on a CPU; float32, or nothing said, is served as float16."""
+    drafter = open_edited(tmp_path, config={"torch_dtype": dtype})
+    with pytest.raises(BadInput, match="SGLang stops at the first request; write bfloat16") as refused:
+        served(drafter, EAGLE3)
+    assert refused.value.faults == ("checkpoint-dtype",)
+
+
+def test_a_dtype_of_smaller_range_loses_numbers(tmp_path):
+    small = open_edited(tmp_path, add={"lm_head.weight": torch.full((640, 128), 1e-9).bfloat16()})
+    found = diff(trained(small, FACTS), served(small, EAGLE3.edit(dtype="float16")), small)
+    assert [(d.field, d.inert) for d in found if d.part == "wiring"] == [("dtype", False)]
+    assert "lm_head.weight leave float16's range" in found[-1].why
 
 
 def test_window(tmp_path):
