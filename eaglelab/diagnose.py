@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 # From cause to symptom: first whatever the catalogue has a name for; what is not listed comes last.
 RANKS = (
     {fault.slug for fault in faults().values() if fault.number} | {cause.slug for cause in CAUSES},
-    {static.REFUSED.fault, weights.LOADED.fault, static.UNLOADED.fault, static.DROPPED.fault, names.TENSORS},
-    {weights.SANE.fault, feed.FINITE.fault, recorded.RANKS.fault, static.FEED.fault, static.WIRING.fault},
+    {static.REFUSED.fault, weights.LOADED.fault, static.UNLOADED.fault, static.DROPPED.fault, names.TENSORS}
+    | {weights.SANE.fault},
+    {feed.FINITE.fault, recorded.RANKS.fault, static.FEED.fault, static.WIRING.fault},
     {feed.DEPTHS.fault, feed.WIDTH.fault},
 )
 SYMPTOMS = {check.fault for check in rungs.DROPS.values()}  # where acceptance is lost, not why

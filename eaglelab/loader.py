@@ -31,6 +31,8 @@ RENAMED = {
     "aux_norm_high": "fc_norm.2",
 }
 
+SCALE = re.compile(r"\.(weight|input)_(scale|zero_point|shape|packed)\w*$|\.(qzeros|scales|g_idx)$")
+
 
 @dataclass(frozen=True)
 class ParamSource:
@@ -203,9 +205,10 @@ def loading(checkpoint: Checkpoint, launch: Launch) -> Loading:
     params = parameters(checkpoint, launch.version)
     filled: dict[str, dict[str | None, str]] = {name: {} for name in params}
     dropped = []
+    quantised = bool(checkpoint.config.get("quantization_config"))
     dummy = "dummy" in (launch.flag("--speculative-draft-load-format") or launch.flag("--load-format") or "")
     for name in () if dummy else checkpoint.file_names:
-        if "d2t" in name or "t2d" in name:
+        if "d2t" in name or "t2d" in name or (quantised and SCALE.search(name)):
             continue
         if spot := place(name, params, checkpoint.settings.latent is not None, launch.version):
             filled[spot[0]][spot[1]] = checkpoint.spelling.canonical(name) or name

@@ -66,4 +66,15 @@ FAULTS = (
         ("cause:aux-hidden-state-off", "diff:fc", "diff:width", "check:feed-width"),
         source="sglang 0.5.23 models/llama_eagle3.py; run on a CPU",
     ),
+    Fault(
+        "override-args-reach-drafter",
+        0,
+        "--json-model-override-args, meant for the target, changes the drafter's config too",
+        "the overrides are laid over both configs: a rope scaling meant for the target reaches the drafter",
+        ("launch", "config"),
+        "take the flag out of the launch, and write what the target needs into the target's own config.json",
+        4,
+        ("cause:override-args-reach-drafter",),
+        source="sglang 0.5.23 configs/model_config.py (from_server_args)",
+    ),
 )

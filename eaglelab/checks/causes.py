@@ -69,6 +69,10 @@ def _aux_hidden_state_off(checkpoint: Checkpoint, launch: Launch) -> bool:
     return not nested.get("use_aux_hidden_state", True) and checkpoint.feature_count > 1
 
 
+def _overridden(checkpoint: Checkpoint, launch: Launch) -> bool:
+    return (launch.flag("--json-model-override-args") or "{}") != "{}"
+
+
 CAUSES = (
     Cause(
         "eagle-flag-on-eagle3-drafter",
@@ -83,6 +87,13 @@ CAUSES = (
         'set "use_aux_hidden_state": true in the eagle_config of the drafter\'s config.json, then restart',
         _aux_hidden_state_off,
         config={"eagle_config": {"use_aux_hidden_state": True}},
+    ),
+    Cause(
+        "override-args-reach-drafter",
+        "--json-model-override-args changes the drafter's config too",
+        "take --json-model-override-args out of the launch; write what the target needs into its config.json",
+        _overridden,
+        flags="--json-model-override-args {}",
     ),
 )
 

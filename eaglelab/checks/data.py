@@ -110,7 +110,7 @@ def depths(data: Audit, evidence: Evidence) -> Finding:
         for c, d in zip(fed, feed.depths, strict=True)
     ):
         return _far(names, evidence, lines) or DEPTHS.passed(*lines)
-    if all(c.match == "none" for c in fed) or any(c.related for c in fed):
+    if any(c.match == "none" or c.related for c in fed):
         return _far(names, evidence, lines) or DEPTHS.failed(*lines)
     return _elsewhere(names, evidence, lines)
 
@@ -149,8 +149,9 @@ def _elsewhere(names: DepthNames, evidence: Evidence, lines: list[str]) -> Findi
     stored = tuple(c.depth for c in names.chunks[:-1])
     if evidence.depths is not None and tuple(evidence.depths.depths) == stored:
         slug, _ = shown(evidence.depths, (evidence.served or evidence.trained)[0], evidence)
+        lines.append("the server feeds the very depths that were stored")
         if slug is not None:
-            return _named(slug, *lines, "the server feeds the very depths that were stored")
+            return _named(slug, *lines)
     if sorted(stored) == sorted(meant):
         return _named("chunk-order", *lines)
     better = evidence.data.better_on if evidence.data else None

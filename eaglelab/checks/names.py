@@ -138,7 +138,8 @@ def slug(evidence: Evidence, difference: Difference) -> str | None:
     if field == "depths":
         return depths(evidence, tuple(a), tuple(b))
     if field == "lm_head":
-        return HEADS.get(b)
+        renamed = b == "initial" and _renamed(evidence, "lm_head.weight")
+        return "midlayer-name" if renamed else HEADS.get(b)
     if field == "vocab_map":
         return MAPS.get(b)
     if field == "logits_width":
@@ -184,6 +185,8 @@ def _past(ids: tuple[int, ...], layers: int) -> bool:
 
 def _tensor(evidence: Evidence, name: str, field: str) -> str | None:
     """The fault behind a tensor that the engine drops, or a parameter that nothing fills."""
+    if _renamed(evidence, name):
+        return "midlayer-name"
     if name == "lm_head.weight":
         tied = evidence.served is not None and evidence.served[1].lm_head == "tied"
         return "tied-head-reduced-vocab" if tied else "lm-head-missing" if field == "unloaded" else None
@@ -195,16 +198,17 @@ def _tensor(evidence: Evidence, name: str, field: str) -> str | None:
         return None
     if name.startswith("layers.") and not name.startswith("layers.0."):
         return "multi-layer-drafter"
-    return "midlayer-name" if _renamed(evidence) else None
+    return None
 
 
-def _renamed(evidence: Evidence) -> bool:
-    """Whether the first layer's tensors are all there, under names that the engine does not know."""
+def _renamed(evidence: Evidence, name: str) -> bool:
+    """Whether `name` is a dropped tensor, or a parameter that nothing fills, and the two end alike."""
     wiring = evidence.served[1] if evidence.served else None
     if wiring is None:
         return False
-    ends = [name.removeprefix("layers.0.") for name in wiring.unloaded if name.startswith("layers.0.")]
-    return bool(ends) and all(any(lost.endswith(end) for lost in wiring.dropped) for end in ends)
+    ends = [unfilled.removeprefix("layers.0.") for unfilled in wiring.unloaded]
+    pairs = [(lost, end) for lost in wiring.dropped for end in ends if f".{lost}".endswith(f".{end}")]
+    return any(name == lost or name.removeprefix("layers.0.") == end for lost, end in pairs)
 
 
 def _numbers(evidence: Evidence, name: str) -> str:
@@ -266,7 +270,12 @@ def fix(name: str, difference: Difference | None = None) -> str:
     written = {
         "rope.theta": 'write "rope_theta": {} into the config that is served, and into its rope_parameters',
         "feedback": 'write "norm_output": {} into the config that is served',
+        "window": "--speculative-draft-window-size {}",
     }
+    if "window" in values:
+        if values["window"] is None:
+            return "take --speculative-draft-window-size out of the launch: no window was trained"
+        values["window"] -= 1  # SGLang's backends let a token see itself besides
     for field, value in values.items():
         if field in written:
             value = str(value == "post-norm").lower() if field == "feedback" else value

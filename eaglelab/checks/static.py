@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eaglelab.checks import Check, launches
+from eaglelab.checks import Check, changed, launches
 from eaglelab.checks.causes import CAUSES, Cause, Implicated, implicated
 from eaglelab.checks.differences import describe
-from eaglelab.checks.names import Named, fix, named, title
+from eaglelab.checks.names import CHANGED, Named, fix, named, title
 from eaglelab.diff import Difference
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
@@ -40,7 +40,7 @@ DROPPED = Check(
     "tensors-dropped",
     "every tensor of the file finds a parameter of this engine",
     "tensors of the file are dropped without a word",
-    "rename them as this engine's loader wants, or use an engine that knows them",
+    "rename them as this engine's loader wants (merge an adapter first), or use an engine that knows them",
     rung=4,
 )
 UNLOADED = Check(
@@ -61,6 +61,8 @@ WIRING = Check(
     rung=4,
 )
 GENERAL = (DROPPED, UNLOADED, FEED, WIRING)
+SERVER_IS_RIGHT = "leave the server: correct the trainer's file or config, or give the drafter that it serves"
+WORSE = 0.9  # of what the server commits now: less would come of serving what the trainer's file says
 PRICED = 6  # causes: each price simulates every text of the capture
 
 
@@ -103,12 +105,16 @@ def _named_causes(evidence: Evidence) -> tuple[list[Implicated], list[Named], li
         remaining = tuple(d for d in guilty[0].remaining if d.field not in elsewhere)
     groups = named(evidence, remaining)
     found = [_known(cause, item) for item in guilty for cause in item.causes]
-    found += [
-        Culprit(g.slug, title(g.slug), fix(g.slug, g.differences[0]), g.differences, undone=g.differences)
-        for g in groups
-        if g.slug
-    ]
+    found += [_of_group(g.slug, g, evidence) for g in groups if g.slug]
     return guilty, groups, found
+
+
+def _of_group(slug: str, group: Named, evidence: Evidence) -> Culprit:
+    notes: tuple[str, ...] = ()
+    how = fix(slug, group.differences[0])
+    if slug == CHANGED.fault and (said := changed.another(evidence, group.differences)):
+        notes, how = (said,), "convert the checkpoint that is meant, and serve that"
+    return Culprit(slug, title(slug), how, group.differences, undone=group.differences, notes=notes)
 
 
 def refused(evidence: Evidence) -> list[Finding]:
@@ -147,17 +153,31 @@ def _known(cause: Cause, item: Implicated) -> Culprit:
 
 
 def _cause(one: Culprit, culprits: list[Culprit], evidence: Evidence, price: Price | None) -> Finding:
-    lines = [describe(d, evidence) for d in one.explains] + list(one.notes)
+    lines = list(dict.fromkeys(describe(d, evidence) for d in one.explains)) + list(one.notes)
+    rung = 3 if any(d.field in FEED_FIELDS for d in one.undone) else 4
     predicted = None
     if price and culprits.index(one) < PRICED:
         predicted, sentence = price(one)
+        if why := _server_is_right(evidence, one, predicted if len(culprits) == 1 else None):
+            return Check(one.slug, "", one.title, SERVER_IS_RIGHT, rung=rung).failed(*lines, why)
         lines += [sentence] if sentence else []
         if len(culprits) > 1:
             _, sentence = price(*culprits)
             lines += [f"all {len(culprits)} causes undone together: {sentence}"] if sentence else []
-    rung = 3 if any(d.field in FEED_FIELDS for d in one.undone) else 4
     finding = Check(one.slug, "", one.title, one.fix, rung=rung).failed(*lines)
     return finding.model_copy(update={"predicted_accept_length": predicted})
+
+
+def _server_is_right(evidence: Evidence, one: Culprit, predicted: float | None) -> str:
+    """Why the trainer's file or config is at fault, not the server; "" if nothing says so."""
+    doubted = {gain.edit.slug for gain in evidence.doubt.gains} if evidence.doubt else set()
+    if one.undone and one.slug in doubted:
+        return "the drafter itself drafts better as it is served than as its config says"
+    rung = evidence.ladder.rungs.get("5") if evidence.ladder else None
+    now = rung.accept_length if rung else None
+    if one.undone and predicted is not None and now is not None and predicted < WORSE * now:
+        return f"the server commits {now:.2f} tokens a verify; as the trainer's file says: {predicted:.2f}"
+    return ""
 
 
 def _left_over(evidence: Evidence, left: list[Difference], explained: list[Difference]) -> list[Finding]:
@@ -170,12 +190,24 @@ def _left_over(evidence: Evidence, left: list[Difference], explained: list[Diffe
     found = []
     for check, some in kinds.items():
         if some:
-            found.append(check.failed(*(describe(d, evidence) for d in some)))
+            finding = check.failed(*(describe(d, evidence) for d in some))
+            found.append(finding)
+            if check is FEED and _stored_as_served(evidence):
+                line = "the stored features are of the depths that the server feeds"
+                found[-1] = replace(check, fix=SERVER_IS_RIGHT).failed(*finding.evidence, line)
             continue
         passed = check.passed(*(dict.fromkeys(inert) if check is WIRING else ()))
         more = f"beyond what a known cause explains: {check.good}"
         found.append(passed.model_copy(update={"title": more}) if check in beyond else passed)
     return found
+
+
+def _stored_as_served(evidence: Evidence) -> bool:
+    """Whether the trainer's own rows are of the depths that are served, whatever its config says."""
+    names = evidence.data.depths if evidence.data else None
+    if names is None or evidence.served is None:
+        return False
+    return tuple(c.depth for c in names.chunks[:-1]) == evidence.served[0].depths
 
 
 def _kind(field: str) -> Check:

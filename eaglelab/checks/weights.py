@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
 from eaglelab.checks import Check
 from eaglelab.evidence import Evidence
 from eaglelab.records import Finding
-from eaglelab.tensorfile import hold, statistics
+from eaglelab.tensorfile import hold, some_rows, statistics
 
 LOADED = Check(
     "weights-not-loaded",
@@ -16,15 +16,19 @@ LOADED = Check(
     "give the tensors the names that this engine's loader takes (`eaglelab inspect` lists those it drops)",
     rung=5,
 )
+OTHER = replace(
+    LOADED,
+    bad="the server's drafter is not this file: another one, another step or epoch, or quantised in loading",
+    fix="restart the server with this file, or give the one that it loads (--served-drafter)",
+)
 SANE = Check(
     "weights-not-sane",
     "the drafter's numbers are sane",
     "the drafter's file holds numbers that were never trained",
     "export the checkpoint again, and look at the training run that wrote it",
 )
-LARGEST = 2 << 20  # bytes read of a tensor: of larger ones a few blocks of rows, so that this stays quick
-BLOCKS = 8
 LISTED = 20
+BLANK = 0.1  # of the rows of a matrix that may be zeros
 
 
 def loaded(evidence: Evidence) -> Finding:
@@ -41,6 +45,11 @@ def loaded(evidence: Evidence) -> Finding:
         "of their source tensors after the engine's cast, fusion and sharding "
         f"({shared} of them are the target's, shared)"
     )
+    own = [m for _, m in matches if m.kind == "own" and m.param.endswith(".weight") and "norm" not in m.param]
+    if own and not any(match.equal for match in own):
+        told = f" (its launch says {evidence.launch.draft_path})" if evidence.launch.draft_path else ""
+        line = f"no matrix of the drafter's own is this file's{told}"
+        return OTHER.failed(seen, line, *differing[:LISTED], *unknown[:LISTED])
     if differing:
         return LOADED.failed(seen, *differing[:LISTED], *unknown[:LISTED])
     return LOADED.skipped(seen, *unknown[:LISTED]) if unknown or not equal else LOADED.passed(seen)
@@ -50,21 +59,24 @@ def sane(evidence: Evidence) -> Finding:
     """Trained numbers are finite, not all zero, and not all one value (norm weights may well be ones)."""
     odd, checked, sampled = [], 0, 0
     for name, info in evidence.checkpoint.tensors.items():
+        where = f"{name} ({info.name_in_file})"
+        if info.dtype.startswith("float8") and not evidence.checkpoint.config.get("quantization_config"):
+            odd.append(f"{where}: {info.dtype}, and no quantization_config says how to scale it")
         if info.dtype not in ("bfloat16", "float16", "float32"):
             continue
         checked += 1
-        every = -(-(info.offsets[1] - info.offsets[0]) // LARGEST)
-        if every > 1:
-            sampled += 1
-            info = hold(info.name_in_file, info, _some_rows(info.mapped(), every))
-        numbers = statistics(info)
-        where = f"{name} ({info.name_in_file})"
+        part = some_rows(info)
+        sampled += part.shape != info.shape
+        numbers = statistics(hold(info.name_in_file, info, part))
+        blank = float((~part.any(axis=1)).mean()) if part.ndim == 2 else 0.0
         if numbers["nonfinite"]:
             odd.append(f"{where}: {numbers['nonfinite']:,} numbers are not finite")
-        elif numbers["absmax"] == 0:
+        elif numbers["absmax"] == 0 and not name.endswith(".bias"):  # which start at zero, and may stay there
             odd.append(f"{where}: all zeros")
-        elif numbers["std"] == 0 and "norm" not in name:
+        elif numbers["std"] == 0 and "norm" not in name and numbers["absmax"]:
             odd.append(f"{where}: all {numbers['mean']:g}")
+        elif blank > BLANK and name not in ("embed_tokens.weight", "lm_head.weight"):  # those may be padded
+            odd.append(f"{where}: {blank:.0%} of its rows are zeros, as if it was written in part")
     seen = f"{checked} of {len(evidence.checkpoint.tensors)} tensors read"
     seen += f" (of {sampled} a sample of rows)" if sampled else ""
     if odd:
@@ -72,10 +84,3 @@ def sane(evidence: Evidence) -> Finding:
     if not checked:
         return SANE.skipped("no tensor is of a dtype that is read here (bfloat16, float16, float32)")
     return SANE.passed(f"{seen}: finite, not all zero, not constant")
-
-
-def _some_rows(rows: np.ndarray, every: int) -> np.ndarray:
-    """One row in `every`, in blocks from first to last: single rows far apart cost a page of disk each."""
-    size = max(1, len(rows) // (every * BLOCKS))
-    starts = np.unique(np.linspace(0, len(rows) - size, BLOCKS).astype(int))
-    return np.concatenate([rows[start : start + size] for start in starts])

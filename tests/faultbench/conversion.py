@@ -43,6 +43,13 @@ def renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
     return lambda held: {n.replace(old, new): t for n, t in held.items()}
 
 
+def exchanged(one: str, other: str) -> Callable[[Tensors], Tensors]:
+    swap = {one: other, other: one}
+    return lambda held: {
+        next((n.replace(a, b) for a, b in swap.items() if a in n), n): t for n, t in held.items()
+    }
+
+
 def changed(**edits: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], Tensors]:
     """Edit the tensors whose name begins so (`lm_head=...`)."""
 
@@ -140,6 +147,13 @@ WEIGHTS = (
     ),
     fault("d2t-absolute", tensors=changed(d2t=lambda t: t + torch.arange(len(t)))),
     fault("midlayer-name", tensors=renamed("midlayer.", "decoder_layer.")),
+    fault(
+        "every-name-wrapped",
+        "midlayer-name",
+        tensors=lambda held: {f"module.{n}": t for n, t in held.items()},
+        sweep="midlayer-name",
+        note="saved from within a wrapper: no name is the loader's, and nothing is missing",
+    ),
     fault("qk-norm-or-bias-dropped", original=bias_of_values),
     fault("trained-head-replaced", original=own_head, config={"draft_vocab_size": None}),
     fault("trained-embedding-replaced", original=frozen_signs),
@@ -165,6 +179,18 @@ WEIGHTS = (
         "conversion-changed-tensors",
         tensors=changed(**{"midlayer.mlp.up_proj": lambda t: t.roll(1, 0)}),
         note="one tensor of the served file is not the trainer's",
+    ),
+    fault(
+        "two-tensors-exchanged",
+        "conversion-changed-tensors",
+        tensors=exchanged("gate_proj", "up_proj"),
+        sweep="conversion-changed-tensors",
+    ),
+    fault(
+        "tensor-cut-short",
+        "weights-not-sane",
+        tensors=changed(**{"midlayer.self_attn.q_proj": lambda t: t[:100].contiguous()}),
+        note="no value of the config is wrong: the other tensors bear it out",
     ),
     fault(
         "served-tensor-of-zeros",
@@ -206,6 +232,11 @@ WIRING = (
     fault("norm-output", config={"norm_output": False}),
     fault("rope-theta", config={"rope_theta": 1e6}),
     fault("rope-theta-small", "rope-theta", config={"rope_theta": 100.0}, sweep="rope-theta"),
+    fault(
+        "override-args-reach-drafter",
+        flags=CHAIN + """ --json-model-override-args '{"rope_theta": 100.0}'""",
+        note="an override that was meant for the target",
+    ),
     fault("rope-scaling", config={"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     fault("rope-scaling-yarn", "rope-scaling", config={"rope_scaling": YARN}, sweep="rope-scaling"),
     fault("mrope-or-partial-rotary", config={"partial_rotary_factor": 0.5}),

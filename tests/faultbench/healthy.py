@@ -42,6 +42,7 @@ from .made import (
     target_model,
 )
 
+HALF = {"torch_dtype": "float16"}
 TREE = CHAIN.replace("topk 1", "topk 4").replace("draft-tokens 6", "draft-tokens 16")
 
 
@@ -110,6 +111,10 @@ def as_float32(held: Tensors) -> Tensors:
     return held | {"hidden_states": held["hidden_states"].float()}
 
 
+def in_half(held: Tensors) -> Tensors:
+    return {n: t.half() if t.dtype == torch.bfloat16 else t for n, t in held.items()}
+
+
 def with_buffers(held: Tensors) -> Tensors:
     """A file that holds the rope's buffers too, as older transformers saved them."""
     buffer = 1 / 10000 ** (torch.arange(0, 16, 2) / 16)
@@ -170,6 +175,8 @@ FILES = (
     odd("ids-defaulted", config=nested(**{IDS: None})),
     odd("ids-in-both-places", config={IDS: [1, 3, 4]}),
     odd("rope-in-the-new-form", config=ROPE, remove=["rope_theta"]),
+    odd("config-of-few-keys", remove=["head_dim", "bos_token_id", "eos_token_id", "fc_norm", "torch_dtype"]),
+    odd("all-in-float16", flags=CHAIN.replace("float32", "float16"), config=HALF, tensors=in_half),
     odd("named-layers-0", tensors=renamed("midlayer.", "model.layers.0.")),
     odd("rope-buffers-in-the-file", tensors=with_buffers),
     odd("embedding-brought-along", tensors=with_embedding),

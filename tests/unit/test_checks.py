@@ -13,6 +13,7 @@ from eaglelab import diagnose
 from eaglelab.capture import open_capture
 from eaglelab.checks import counters, feed, recorded, rungs, weights
 from eaglelab.paired import Drop
+from eaglelab.tensorfile import some_rows
 
 DATA = Path(__file__).parents[2] / "data"
 FILES = {"drafter": DATA / "drafter-sglang", "target": DATA / "target"}
@@ -233,7 +234,7 @@ def test_parameters_that_could_not_be_compared_are_not_loaded(golden):
 def test_large_tensors_are_sampled_not_passed_over(golden, monkeypatch):
     whole = weights.sane(golden)
     assert whole.verdict == "passed" and "sample" not in whole.evidence[0]
-    monkeypatch.setattr(weights, "LARGEST", 1000)
+    monkeypatch.setattr(weights, "some_rows", lambda info: some_rows(info, 1000))
     assert "a sample of rows" in weights.sane(golden).evidence[0]
     fc = golden.checkpoint.tensors["fc.weight"]
     zeros = weights.hold("fc.weight", fc, np.zeros(fc.shape, fc.array().dtype))
@@ -241,3 +242,33 @@ def test_large_tensors_are_sampled_not_passed_over(golden, monkeypatch):
     checkpoint = replace(golden.checkpoint, tensors={**golden.checkpoint.tensors, "fc.weight": zeros})
     found = weights.sane(replace(golden, checkpoint=checkpoint))
     assert found.verdict == "failed" and "fc.weight (fc.weight): all zeros" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        (
+            "layers.0.mlp.up_proj.weight",
+            lambda x: np.where(np.arange(384)[:, None] > 300, 0, x),
+            "of its rows",
+        ),
+        ("lm_head.weight", lambda x: np.where(np.arange(640)[:, None] > 500, 0, x), ""),  # padded
+        ("fc.weight", lambda x: x * 0 + 0x7F80, "not finite"),
+    ],
+)
+def test_a_matrix_written_in_part_is_not_sane(golden, name, change, says):
+    old = golden.checkpoint.tensors[name]
+    new = weights.hold(name, old, change(old.array()).astype(old.array().dtype))
+    tensors = {**golden.checkpoint.tensors, name: new}
+    found = weights.sane(replace(golden, checkpoint=replace(golden.checkpoint, tensors=tensors)))
+    assert found.verdict == ("failed" if says else "passed") and says in found.evidence[-1]
+
+
+def test_a_server_with_another_checkpoint_is_told_from_lost_names(golden):
+    rank, matches = next(iter(golden.live.items()))
+    matrices = [m for m in matches if m.kind == "own" and "norm" not in m.param and ".weight" in m.param]
+    for wrong, title in ((matrices, "is not this file"), (matrices[1:], "are not what the file holds")):
+        some = [replace(m, equal=False) if m in wrong else m for m in matches]
+        found = weights.loaded(replace(golden, live={rank: some}))
+        assert found.verdict == "failed" and title in found.title
+        assert ("--served-drafter" in found.fix) == (wrong is matrices)

@@ -143,6 +143,12 @@ def test_the_engines_default_in_place_of_the_configs_ids(golden):
     assert judged(golden, fed(2, 4, 6), **here).fault == "feed-depths"
 
 
+def test_depths_in_their_order_show_no_fault(golden):
+    served = golden.served[0]
+    assert feed.shown(golden.depths, served, golden) == (None, "")
+    assert feed.shown(golden.depths, replace(served, depths=served.depths[::-1]), golden)[0] == "chunk-order"
+
+
 def test_nothing_finite_is_another_checks_business(golden):
     assert judged(golden, lambda x, *_: x * np.inf).verdict == "skipped"
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,13 +32,27 @@ def change(name, how):
     return {"add": {name: how(load_file(SGLANG / "model.safetensors")[name]).contiguous()}}
 
 
-def names_of(copy, drafter=SPECULATORS, launch=EAGLE3):
-    """Slugs that fail when the trainer's drafter is served as `copy`."""
+def evidence_of(copy, drafter=SPECULATORS, launch=EAGLE3):
+    """The trainer's drafter, served as `copy`."""
     target = open_target(TARGET)
     how = Launch.parse(launch, target=target.facts)
-    found = served_copy(copy, Path(drafter), how)
-    evidence = static_evidence(open_checkpoint(drafter), how, target, found)
-    return [f.fault for f in findings(evidence) if f.verdict == "failed"]
+    return static_evidence(open_checkpoint(drafter), how, target, served_copy(copy, Path(drafter), how))
+
+
+def failed(*args, **more):
+    return [f for f in findings(evidence_of(*args, **more)) if f.verdict == "failed"]
+
+
+def names_of(*args, **more):
+    return [f.fault for f in failed(*args, **more)]
+
+
+def of_shipped(how):
+    """Every tensor of the shipped drafter, changed by how(name, tensor) -> (name, tensor)."""
+    from safetensors.torch import load_file
+
+    changed = dict(how(n, t) for n, t in load_file(SGLANG / "model.safetensors").items())
+    return {"drop": [""], "add": {n: t.contiguous() for n, t in changed.items()}}
 
 
 # What a conversion of data/drafter-speculators may get wrong -> what it is called.
@@ -60,6 +75,7 @@ CONVERSIONS = {
     "no map": ({"drop": ["d2t", "t2d"]}, ["d2t-not-exported"]),
     "zero map": (change("d2t", torch.zeros_like), ["d2t-not-exported"]),
     "renamed": ({"rename": {"midlayer": "block"}}, ["midlayer-name"]),
+    "wrapped": (of_shipped(lambda n, t: (f"module.{n}", t)), ["midlayer-name"]),
     "other numbers": (change("norm.weight", lambda t: t + 1), ["conversion-changed-tensors"]),
     "another dtype": (change("fc.weight", lambda t: t.float()), []),
     "a buffer more": ({"add": {"midlayer.self_attn.rotary_emb.inv_freq": torch.ones(8)}}, []),
@@ -77,6 +93,63 @@ def test_what_a_conversion_did_is_told(case, tmp_path):
         changes = {k: v for k, v in changes.items() if k != "base"}
         trained = edited(tmp_path / "trained", SPECULATORS, config={IDS: [1, 4, 6]})
     assert names_of(edited(tmp_path / "d", SGLANG, **changes), trained) == wanted
+
+
+UP, O_PROJ = "midlayer.mlp.up_proj.weight", "midlayer.self_attn.o_proj.weight"
+NUMBERS = {
+    "it holds the trainer's layers.0.mlp.gate_proj.weight": of_shipped(
+        lambda n, t: (n.replace("gate", "_").replace("up_", "gate_").replace("mlp.__", "mlp.up_"), t)
+    ),
+    "it is the trainer's, transposed": change(O_PROJ, lambda t: t.T),
+    "it is the trainer's, its rows in another order": change(UP, lambda t: t.flip(0)),
+    "it is the trainer's, its columns in another order": change(UP, lambda t: t.flip(1)),
+    "off by 0.50%, as rounding to a few bits is": change(UP, lambda t: t.float() * 1.005),
+    "off by 50.00%": change(UP, lambda t: t * 1.5),
+}
+
+
+@pytest.mark.parametrize("says", NUMBERS)
+def test_how_the_served_numbers_depart_is_told(says, tmp_path):
+    (found,) = failed(edited(tmp_path / "d", SGLANG, **NUMBERS[says]))
+    assert any(line.endswith(f": {says}") for line in found.evidence), found.evidence
+    assert found.fix.startswith("convert again")
+
+
+def test_another_step_of_training_is_no_slip_of_a_conversion(tmp_path):
+    later = of_shipped(lambda n, t: (n, t * 1.5 if t.is_floating_point() else t))
+    (found,) = failed(edited(tmp_path / "d", SGLANG, **later))
+    assert found.evidence[-1].startswith("14 of 14 tensors differ: this is another checkpoint")
+    assert found.fix.startswith("convert the checkpoint that is meant")
+
+
+@pytest.mark.parametrize(
+    ("flags", "slug", "fix"),
+    [
+        (
+            "--json-model-override-args '{\"rope_theta\": 100.0}'",
+            "override-args-reach-drafter",
+            "take --json",
+        ),
+        (
+            "--speculative-draft-window-size 64",
+            "sliding-window-ignored",
+            "take --speculative-draft-window-size out",
+        ),
+    ],
+)
+def test_a_flag_that_does_it_is_what_the_fix_takes_away(flags, slug, fix):
+    (found,) = failed(None, launch=f"{EAGLE3} {flags}")
+    assert found.fault == slug and found.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(("bring", "right"), [(1.4, True), (4.4, False)])
+def test_a_fix_that_would_be_a_loss_is_none(tmp_path, bring, right):
+    """The server commits 4.5 tokens: were it 1.4 with what the trainer's file says, the file is wrong."""
+    evidence = evidence_of(edited(tmp_path / "d", SGLANG, config={"norm_output": False}))
+    evidence.ladder = SimpleNamespace(rungs={"5": SimpleNamespace(accept_length=4.5)})
+    (found,) = [f for f in findings(evidence, lambda *_: (bring, "")) if f.verdict == "failed"]
+    assert found.fault == "norm-output" and found.fix.startswith("leave the server") == right
+    assert found.predicted_accept_length == (None if right else bring)
 
 
 def test_an_engine_that_cannot_read_the_copy_says_so_by_name(tmp_path):
