@@ -225,8 +225,8 @@ class Server:
             text = "runs several tokenizer workers, where SGLang checks no API key, so the probe adds no"
             text += " routes: relaunch it with --tokenizer-worker-num 1"
         else:
-            text = "has no eaglelab plugin: `pip install eaglelab` in the server's environment and restart it"
-            text += " (if SGLANG_PLUGINS is set there, add eaglelab to it)"
+            text = "has no eaglelab plugin: `pip install /path/to/eaglelab`, a checkout, in the server's"
+            text += " environment and restart it (if SGLANG_PLUGINS is set there, add eaglelab to it)"
         raise AttachError(f"{self.url} {text}. {STILL_WORKS}{_without_probe(facts)}")
 
     def arm(self, **order: Any) -> dict[str, Any]:

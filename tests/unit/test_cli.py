@@ -235,7 +235,7 @@ def sglang(algorithm):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (sglang("EAGLE3"), "has no eaglelab plugin: `pip install eaglelab` in the server's environment"),
+        (sglang("EAGLE3"), "has no eaglelab plugin: `pip install /path/to/eaglelab`, a checkout"),
         (sglang(None), "runs without speculation: there is no drafter to look at"),
         ({"*": (401, "")}, "wants an API key (HTTP 401). Set EAGLELAB_API_KEY or use --api-key-file"),
         ({"*": (200, "<html>hello</html>")}, "does not look like an SGLang server"),

@@ -78,7 +78,7 @@ ATTACH = {
     "broken": ({"/server_info": httpx.Response(500, text="oh no")}, "HTTP 500: oh no"),
     "no speculation": ({"/server_info": {**INFO, "speculative_algorithm": None}}, "without speculation"),
     "ngram": ({"/server_info": {**INFO, "speculative_algorithm": "NGRAM"}}, "algorithm NGRAM"),
-    "no plugin": ({}, "no eaglelab plugin: `pip install eaglelab`.*still work"),
+    "no plugin": ({}, "no eaglelab plugin: `pip install /path/to/eaglelab`.*still work"),
     "too old": ({"/server_info": {**INFO, "version": "0.5.10.post2"}}, "too old for plugins.*still work"),
     "workers": ({"/server_info": {**INFO, "tokenizer_worker_num": 2}}, "several tokenizer workers"),
 }  # fmt: skip
