@@ -43,4 +43,4 @@ def _missing() -> Any:
     absent = [name for name in ("ipywidgets", "anywidget") if importlib.util.find_spec(name) is None]
     if not absent:
         return None
-    return panel(f"Not shown: {' and '.join(absent)} not installed. ", code("pip install " + " ".join(absent)))
+    return panel("Not shown, for want of: ", code(f"pip install {' '.join(absent)}"))
