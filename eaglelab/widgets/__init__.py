@@ -43,4 +43,5 @@ def _missing() -> Any:
     absent = [name for name in ("ipywidgets", "anywidget") if importlib.util.find_spec(name) is None]
     if not absent:
         return None
-    return panel("Not shown, for want of: ", code(f"pip install {' '.join(absent)}"))
+    what, how = " and ".join(absent), "pip install " + " ".join(absent)
+    return panel(f"Not shown: {what} not installed. ", code(how))
