@@ -7,17 +7,27 @@ so none of them is a secret: the API key comes by the environment variable EAGLE
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from eaglelab.errors import BadInput
 from eaglelab.launch import SECRET
 
-FOLDERS_AND_FILES = ("drafter", "served_drafter", "target", "features", "prompts", "capture", "baseline")
+MODELS = ("drafter", "served_drafter", "target")
+FOLDERS_AND_FILES = (*MODELS, "features", "prompts", "capture", "baseline")
 
 
 class ReportParams(BaseModel):
@@ -84,12 +94,13 @@ class ReportParams(BaseModel):
 
     @field_validator(*FOLDERS_AND_FILES)
     @classmethod
-    def _path(cls, text: str) -> str:
+    def _path(cls, text: str, info: ValidationInfo) -> str:
         if not text:
             return text
         path = Path(text).expanduser().absolute()
         if not path.exists():
-            hub = " (a name on a hub? Download it, and give the folder)" if text.count("/") == 1 else ""
+            like_one = info.field_name in MODELS and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text)
+            hub = " (a name on a hub? Download it, and give the folder)" if like_one else ""
             raise ValueError(f"{path} does not exist{hub}")
         return str(path)
 

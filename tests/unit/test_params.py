@@ -30,6 +30,7 @@ def test_paths_become_absolute_and_addresses_plain(given, tmp_path, monkeypatch)
         ({"server": "http://h:x"}, "is not an address like http://HOST:PORT"),
         ({"server": "http://h:70000"}, "is not an address like http://HOST:PORT"),
         ({"server": "30000"}, "is not an address like http://HOST:PORT"),
+        ({"capture": "runs/1"}, "runs/1 does not exist\x00"),
         ({"drafter": "org/name"}, "does not exist (a name on a hub? Download it, and give the folder)"),
         ({"server": ""}, "give one of --server (to capture it) and --capture"),
         ({"capture": "/"}, "give one of --server (to capture it) and --capture"),
@@ -42,7 +43,7 @@ def test_paths_become_absolute_and_addresses_plain(given, tmp_path, monkeypatch)
 def test_what_does_not_fit_is_refused_by_name(given, change, message):
     with pytest.raises(BadInput) as error:
         ReportParams.checked({**given, **change})
-    assert message in str(error.value)
+    assert message in str(error.value) + "\x00"  # \x00: nothing after it
 
 
 def test_assignments_are_typed_by_the_model(given):
