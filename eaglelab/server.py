@@ -339,7 +339,10 @@ class Server:
             return AttachError(f"{self.url}: nothing answers there ({why}). Is it up, and the port right?")
         if isinstance(error, httpx.TimeoutException):
             return AttachError(f"{self.url}{path}: no answer in time; the server is up but busy or stuck.")
-        return AttachError(f"{self.url}{path}: {type(error).__name__}: {error}. Is this an HTTP server?")
+        why = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        return AttachError(
+            f"{self.url}{path}: {why}. Has the server ended (see its log)? Is this an HTTP server?"
+        )
 
     def _not_sglang(self, why: str) -> AttachError:
         path = urlsplit(self.url).path

@@ -299,7 +299,7 @@ TROUBLE = {
         "longer",
     ),
     "gone": (f"{FILES}/dp0.tp0/events.jsonl", 404, AttachError, "HTTP 404"),
-    "died": ("/generate", httpx.ReadError("reset"), AttachError, "ReadError"),
+    "died": ("/generate", httpx.ReadError("reset"), AttachError, "ReadError: reset. Has the server ended"),
     "interrupted": ("/generate", KeyboardInterrupt("^C"), KeyboardInterrupt, "C"),
     "interrupted as it arms": ("/eaglelab/arm", signal.SIGINT, KeyboardInterrupt, "^$"),
     "interrupted as it disarms": ("/eaglelab/disarm", signal.SIGINT, KeyboardInterrupt, "^$"),
