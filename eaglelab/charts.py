@@ -114,7 +114,7 @@ def prompts(found: Sequence[PromptLoss], labels: Sequence[str]) -> Figure:
     axes.axvline(mean, color=INK, linewidth=1, linestyle="--", label=f"all prompts: {mean:.2f}")
     axes.set_yticks(range(len(shown)), [f"{labels[y]}  ({p.rounds} rounds)" for y, p in enumerate(shown)])
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0.93, None)
+    axes.set_xlim(0.93, 0.15 + 1.03 * max([1.5, *(p.accept_length for p in shown), *filter(None, ideal)]))
     axes.set_xlabel(LENGTH)
     more = f", the {len(shown)} worst of {len(found)}" if len(shown) < len(found) else f", n = {len(found)}"
     _title(axes, f"Accept length per prompt{more}")

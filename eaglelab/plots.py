@@ -105,8 +105,10 @@ def ladder(rungs: Sequence[Bar], top: float | None = None) -> Figure:
         colour, mark = (VERMILLION, "X") if rung.failed else (BLUE, "o")
         axes.barh(y, rung.value - 1, left=1, height=0.5, color=colour, alpha=0.25)
         axes.plot(rung.value, y, mark, color=colour, markersize=9, zorder=3, clip_on=False)
-        low, high = rung.interval or (rung.value, rung.value)
-        axes.plot((low, high), (y, y), color=colour, linewidth=2, marker="|", markersize=13, clip_on=False)
+        high = rung.interval[1] if rung.interval else rung.value
+        if rung.interval:
+            whisker: dict[str, Any] = {"linewidth": 2, "marker": "|", "markersize": 13, "clip_on": False}
+            axes.plot(rung.interval, (y, y), color=colour, **whisker)
         label = f"{rung.value:.2f}"
         if rung.failed and above is not None and above.value is not None:
             label += f"   ✗ {rung.failed}: −{above.value - rung.value:.2f} from {above.name}"
@@ -127,9 +129,9 @@ def ladder(rungs: Sequence[Bar], top: float | None = None) -> Figure:
 
 def _rung_label(rung: Bar) -> str:
     unit = "starts" if rung.texts == "stored" else "rounds"
-    return f"{rung.name}: {rung.what}\n{rung.texts} texts" + (
-        f", n = {rung.count} {unit}" if rung.count else ""
-    )
+    behind = f", n = {rung.count} {unit}" if rung.count else ""
+    few = "" if rung.interval or rung.value is None else " (no interval: too few)"
+    return f"{rung.name}: {rung.what}\n{rung.texts} texts{behind}{few}"
 
 
 def _title(axes: Axes, text: str) -> None:
@@ -187,7 +189,7 @@ def chunks(chunk_stats: Sequence[Any]) -> Figure:
         axes.set_ylim(len(chunk_stats) - 0.5, -0.5)
         axes.grid(axis="x", color=RULE, linewidth=0.6)
     _, high = norms.get_xlim()
-    norms.set_xlim(0, high)
+    norms.set_xlim(0, 1.03 * high)
     return figure
 
 
