@@ -26,7 +26,8 @@ def plan(checkpoint: Checkpoint, to: str, target: TargetModel | None = None) -> 
     """Decide a conversion. BadInput if the destination cannot hold this drafter, or the target is needed."""
     if to not in FORMS:
         raise BadInput(f"--to {to!r}: this converts to sglang, to speculators or to vllm")
-    if checkpoint.dialect == to:
+    wrapped = any(checkpoint.spelling.canonical(t.name_in_file) is None for t in checkpoint.tensors.values())
+    if checkpoint.dialect == to and not wrapped:
         raise BadInput(f"{checkpoint.path}: is in the {to} dialect already")
     if checkpoint.settings.latent:
         raise BadInput(

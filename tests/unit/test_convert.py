@@ -353,3 +353,12 @@ def test_files_are_readable_by_others(tmp_path):
     convert(SPECULATORS, tmp_path / "s", "sglang")
     (tmp_path / "plain").mkdir()
     assert (tmp_path / "s").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_names_under_a_wrapper_are_converted_to_the_same_form(tmp_path):
+    """What `module.` hides from an engine is the one thing that such a conversion changes."""
+    held = load_file(SGLANG / "model.safetensors")
+    wrapped = edited(tmp_path / "w", SGLANG, drop=[""], add={f"module.{n}": t for n, t in held.items()})
+    convert(wrapped, tmp_path / "out", "sglang")
+    again = load_file(tmp_path / "out" / "model.safetensors")
+    assert again.keys() == held.keys() and all(torch.equal(again[n], held[n]) for n in held)
