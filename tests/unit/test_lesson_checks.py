@@ -1,9 +1,10 @@
 """What every check of a lesson rests on: calling the reader's function, comparing, saying what is wrong."""
 
+import numpy as np
 import pytest
 import torch
 
-from eaglelab.lessons.checking import Case, NotYet, alike, ask, compare, given
+from eaglelab.lessons.checking import Case, NotYet, alike, ask, compare, given, plain
 
 
 def test_a_readers_function_cannot_change_the_case():
@@ -39,9 +40,10 @@ def test_what_is_no_function_or_still_dots():
 
 
 def test_equal_means_equal_up_to_rounding_and_whatever_holds_it():
-    assert alike(0.1 + 0.2, 0.3) and alike(torch.tensor([1, 2]), [1, 2]) and alike((1, 2), [1, 2])
-    assert alike({"a": 1.0}, {"a": 1.0 + 1e-12})
-    assert not alike([1, 2, 3], [1, 2]) and not alike(None, 1.0) and not alike(1, True)
+    assert alike(0.1 + 0.2, 0.3) and alike({"a": 1.0}, {"a": 1.0 + 1e-12}) and alike(1, True)
+    for held in (torch.tensor([1, 2]), np.array([1, 2]), (1, 2), range(1, 3)):
+        assert alike(plain(held), [1, 2])
+    assert not alike([1, 2, 3], [1, 2]) and not alike(None, 1.0)
     assert not alike({"a": 1}, {"b": 1}) and not alike(0.31, 0.3)
 
 
