@@ -15,7 +15,7 @@ setup: ## both environments: .venv (lab) and .venv-server (genuine SGLang on the
 report: setup ## start SGLang with the tiny drafter, capture, replay, diagnose; leaves an HTML report in runs/
 	@$(BIN)/eaglelab demo --out "runs/demo-$$(date +%Y%m%d-%H%M%S)"
 
-test: ## ruff, mypy and all tests, those on the genuine server included (under 20 minutes)
+test: ## ruff, mypy and all tests, those on the genuine server included (about 25 minutes)
 	@$(MAKE) --no-print-directory -j 2 test-environment server-environment
 	@$(MAKE) --no-print-directory lint
 	@requirements/browser.sh
