@@ -41,7 +41,8 @@ bench: test-environment ## the long measurements (tests/bench)
 
 faultbench: ## inject the known faults and diagnose them blind (under 60 minutes; FAST=1: under 8)
 	@$(MAKE) --no-print-directory -j 2 test-environment server-environment
-	$(BIN)/python tests/faultbench $${FAST:+--fast}
+	@# one thread: genuine SGLang keeps the other core busy, and two threads of ours would wait for one another
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faultbench $${FAST:+--fast}
 
 inspectbench: test-environment ## inspect, diff, diagnose files of Kimi-K2.5's true shapes (each under 2 seconds)
 	$(BIN)/python tests/bench/kimi_files.py
