@@ -1,4 +1,4 @@
-"""The server's counters, each by its definition, and the capture's own count beside them."""
+"""The server's counters beside the capture's own count; what each of them means, its measurement says."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reconcile(evidence: Evidence) -> Finding:
         f"captured: {captured:.3f} tokens per verify over {len(rung.rounds.lengths)} verifies of "
         f"{len(rids)} requests; the server's counters of them: {of_server:.3f}"
     ]
-    lines += [f"{m.name} = {m.value:.3f}: {m.definition}" for m in counted]
+    lines += [", ".join(f"{m.name} {m.value:.3f}" for m in counted)] if counted else []
     close = abs(captured - of_server) <= TOLERANCE * of_server
     return COUNTERS.passed(*lines) if close else COUNTERS.failed(*lines)
 

@@ -190,11 +190,11 @@ def _left_over(evidence: Evidence, left: list[Difference], explained: list[Diffe
     found = []
     for check, some in kinds.items():
         if some:
-            finding = check.failed(*(describe(d, evidence) for d in some))
-            found.append(finding)
+            how, lines = check, [describe(d, evidence) for d in some]
             if check is FEED and _stored_as_served(evidence):
-                line = "the stored features are of the depths that the server feeds"
-                found[-1] = replace(check, fix=SERVER_IS_RIGHT).failed(*finding.evidence, line)
+                how = replace(check, fix=SERVER_IS_RIGHT)
+                lines.append("the stored features are of the depths that the server feeds")
+            found.append(how.failed(*lines))
             continue
         passed = check.passed(*(dict.fromkeys(inert) if check is WIRING else ()))
         more = f"beyond what a known cause explains: {check.good}"
